@@ -1,0 +1,1 @@
+//! Arithmetic for forebay, on slices.

@@ -1,0 +1,4 @@
+//! The forebay engine.
+
+pub mod model;
+pub mod store;

@@ -1,0 +1,1 @@
+//! Measuring policies against the full cache.
