@@ -1,1 +1,9 @@
-//! Arithmetic for forebay, on slices.
+//! Arithmetic for forebay, on slices: no files, no models, no threads beyond its own pool.
+
+mod cpu;
+mod error;
+mod isa;
+
+pub use cpu::pool::Pool;
+pub use error::KernelError;
+pub use isa::Isa;
