@@ -1,4 +1,5 @@
 //! The forebay engine.
 
 pub mod model;
+pub mod sampler;
 pub mod store;
