@@ -9,9 +9,7 @@ use crate::model::{ChatTemplate, Model, Tokenizer};
 use crate::plan::{FULL_GROUP, MemoryPlan, ModelShape, full_layout, plan_full, prefill_chunk};
 use crate::session::{Session, SessionParts};
 use crate::store::{self, Arena, DiskClass, IoBackend, Store, StoreLayout, StoreOptions};
-use forebay_kernels::Isa;
-use forebay_kernels::Pool;
-use forebay_kernels::gemv::Precision;
+use forebay_kernels::{Isa, Pool, Precision};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

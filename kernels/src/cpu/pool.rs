@@ -159,6 +159,23 @@ impl Pool {
             }
         });
     }
+
+    /// Calls `f(worker, index, chunk)` once for each run of `chunk_len` elements of `data`, the last of which may be shorter.
+    pub fn for_each_chunk<T: Send>(&self, data: &mut [T], chunk_len: usize, f: impl Fn(usize, usize, &mut [T]) + Sync) {
+        assert!(chunk_len > 0 || data.is_empty(), "chunks have elements");
+        /// The start of the data; only [`Pool::for_each_chunk`] makes slices of it.
+        struct Start<T>(*mut T);
+        // SAFETY: a task takes the elements of its own chunk from it and no others, and `T: Send` lets another thread have them.
+        unsafe impl<T: Send> Sync for Start<T> {}
+        let (start, len) = (Start(data.as_mut_ptr()), data.len());
+        let start = &start;
+        self.for_each(len.div_ceil(chunk_len.max(1)), |worker, index| {
+            let first = index * chunk_len;
+            // SAFETY: each index is handed out once, so chunks do not overlap; they lie within `data`, which outlives this call.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(start.0.add(first), chunk_len.min(len - first)) };
+            f(worker, index, chunk);
+        });
+    }
 }
 
 impl Drop for Pool {

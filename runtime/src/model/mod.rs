@@ -6,6 +6,7 @@ pub mod error;
 pub mod gguf;
 mod pretokenize;
 pub mod tokenizer;
+pub mod transformer;
 pub mod weights;
 
 pub use arch::{Architecture, ModelConfig, RopeStyle};

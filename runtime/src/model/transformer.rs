@@ -2,12 +2,9 @@
 
 use super::Model;
 use crate::error::Result;
-use forebay_kernels::Pool;
-use forebay_kernels::gemm::{GemmScratch, gemm};
-use forebay_kernels::gemv::{Activations, GemvJob, Precision, gemv};
 use forebay_kernels::norm::{add_assign, rms_norm, silu_mul};
 use forebay_kernels::rope::{RopeTable, rope_apply};
-use forebay_kernels::{Isa, Weight, dequantize_rows};
+use forebay_kernels::{Activations, GemmScratch, GemvJob, Isa, Pool, Precision, dequantize_rows, gemm, gemv};
 use std::sync::Arc;
 
 /// Up to this many rows share one pass over the quantised weights; more go through the blocked product.
