@@ -5,5 +5,6 @@ mod error;
 mod isa;
 
 pub use cpu::pool::Pool;
+pub use cpu::{attention, convert, covariance, dense, norm, prefill_attention, rope, select, sketch};
 pub use error::KernelError;
 pub use isa::Isa;

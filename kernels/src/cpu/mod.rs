@@ -1,3 +1,15 @@
 //! The CPU backend.
 
+mod arch;
+pub mod attention;
+pub mod convert;
+pub mod covariance;
+pub mod dense;
+pub mod norm;
+mod parts;
 pub mod pool;
+pub mod prefill_attention;
+pub mod rope;
+pub mod select;
+pub mod sketch;
+mod tile;
