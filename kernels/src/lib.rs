@@ -9,6 +9,7 @@ mod quant;
 pub use cpu::gemm::{GemmScratch, gemm};
 pub use cpu::gemv::{Activations, GemvJob, Precision, gemv};
 pub use cpu::pool::Pool;
+pub use cpu::{attention, convert, covariance, dense, norm, prefill_attention, rope, select, sketch};
 pub use dtype::{Weight, WeightType};
 pub use error::KernelError;
 pub use isa::Isa;
