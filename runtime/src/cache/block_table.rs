@@ -5,7 +5,6 @@ use forebay_kernels::attention::KvPiece;
 /// A list of pieces whose room is taken once.
 ///
 /// Between two steps the list is empty; while it holds pieces, the borrow in [`BlockTable::fill`] keeps their memory alive.
-#[derive(Debug)]
 pub struct BlockTable {
     pieces: Vec<KvPiece<'static>>,
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::plan::{FULL_GROUP, ModelShape, full_layout};
 use crate::store::Arena;
 use forebay_kernels::attention::{AttentionScratch, attend};
-use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
+use forebay_kernels::prefill_attention::PrefillAttention;
 use std::sync::Arc;
 
 /// K and V of all tokens: `[layers][records]`, each record as in `docs/formats.md` with 256 tokens.
@@ -133,13 +133,7 @@ impl FullCache {
     ) -> Result<()> {
         // SAFETY: no I/O ever touches this arena, and nothing writes to it while `&mut self` is held here.
         let bytes = unsafe { self.memory.slice(self.layer_range(layer)) };
-        let records = KvRecords {
-            bytes,
-            stride: self.layout.stride,
-            group: FULL_GROUP,
-            kv_heads: self.layout.kv_heads,
-            d: self.layout.head_dim,
-        };
+        let records = self.layout.records(bytes);
         let start = self.tokens + first;
         attention.begin(rows);
         attention.accumulate(compute.pool, compute.isa, q, start, &records, 0, start + rows, compute.scale);

@@ -84,7 +84,7 @@ impl TieredCache {
         capacity: usize,
         prefill_tokens: usize,
         alignment: usize,
-        open_store: impl FnOnce(&GroupLayout, usize, &[Arc<Arena>]) -> Result<Store>,
+        open_store: impl FnOnce(&GroupLayout, usize, usize, &[Arc<Arena>]) -> Result<Store>,
     ) -> Result<TieredCache> {
         let sizes = TierSizes::new(&shape, &config, capacity, alignment);
         let stride = sizes.layout.stride;
@@ -92,7 +92,7 @@ impl TieredCache {
         let staging = Arena::new((2 * sizes.staging_slots * stride).max(stride))?;
         let buffers = PrefillBuffers::new(&sizes.layout, prefill_tokens)?;
         let store = if sizes.stored_groups() > 0 {
-            Some(open_store(&sizes.layout, sizes.stored_groups(), &[resident.clone(), staging.clone(), buffers.arena().clone()])?)
+            Some(open_store(&sizes.layout, sizes.stored_groups(), sizes.selected, &[resident.clone(), staging.clone(), buffers.arena().clone()])?)
         } else {
             None
         };
@@ -287,10 +287,8 @@ impl TieredCache {
         let start = self.staging_range(half, 0).start;
         let bytes = groups.len() * self.sizes.layout.stride;
         let store = self.store.as_mut().ok_or_else(|| Error::internal("no store to read from"))?;
-        let plan = &mut self.fetches[half].plan;
-        plan.build_range(store.layout(), layer as u32, groups.start as u32..groups.end as u32)?;
-        let ticket = store.submit_reads(plan, STAGING_REGION, start)?;
-        store.wait(ticket)?;
+        let (first, count) = (groups.start as u32, groups.len() as u32);
+        store.read_groups_blocking(layer as u32, first, count, STAGING_REGION, start as u64)?;
         Ok((self.staging.clone(), start..start + bytes))
     }
 
@@ -341,7 +339,7 @@ impl TieredCache {
         let bytes = half * self.sizes.staging_slots * self.sizes.layout.stride;
         let limits = PlanLimits { merge_gap: self.config.merge_gap as u32, ..PlanLimits::default() };
         fetch.plan.build(store.layout(), layer as u32, &fetch.missing, limits)?;
-        fetch.ticket = Some(store.submit_reads(&fetch.plan, STAGING_REGION, bytes)?);
+        fetch.ticket = Some(store.submit_reads(&fetch.plan, STAGING_REGION, bytes as u64)?);
         Ok(())
     }
 
@@ -484,7 +482,7 @@ impl TieredCache {
         fetch.refine_plan.build(store.layout(), layer as u32, &fetch.refined, PlanLimits::default())?;
         let base = half * self.sizes.staging_slots + self.sizes.staging_slots
             - crate::store::staging_slots(self.sizes.refine, 0);
-        let ticket = store.submit_reads(&fetch.refine_plan, STAGING_REGION, base * self.sizes.layout.stride)?;
+        let ticket = store.submit_reads(&fetch.refine_plan, STAGING_REGION, (base * self.sizes.layout.stride) as u64)?;
         if let Err(e) = store.wait(ticket) {
             fetch.refined.clear();
             fetch.layer = None;
@@ -573,7 +571,8 @@ impl TieredCache {
             }
             self.encode_rows(compute, layer, group, record);
             if let Some(store) = &mut self.store {
-                self.group_writes.push(store.submit_write(layer, group, 1, RESIDENT_REGION, range.start)?);
+                let (layer, group, offset) = (layer as u32, group as u32, range.start as u64);
+                self.group_writes.push(store.submit_write(layer, group, 1, RESIDENT_REGION, offset)?);
             }
         }
         if self.sizes.window_slots == 1
