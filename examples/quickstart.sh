@@ -41,12 +41,12 @@ target=$(cargo metadata --format-version 1 --no-deps --locked |
 summarize=$target/release/forebay-summarize
 
 # SmolLM2-135M keeps 30 layers x (K and V) x 3 heads x 64 values x 2 bytes = 23,040 bytes a token, and reads at most 8,192
-# tokens at once. English prose has about four bytes a token. Below 8 MiB the parts that do not grow with the text
+# tokens at once. Prose has 3.5 to 4 bytes a token. Below 8 MiB the parts that do not grow with the text
 # (recent tokens, first tokens, staging) leave too little for the rest.
 if [ $# -ge 2 ]; then
     kv_memory=$2
 else
-    tokens=$(($(wc -c <"$document") / 4))
+    tokens=$(($(wc -c <"$document") * 2 / 7))
     [ "$tokens" -le 8192 ] || tokens=8192
     kv_memory=$((tokens * 23040 / 13))
     [ "$kv_memory" -ge 8388608 ] || kv_memory=8388608
@@ -63,7 +63,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 echo "quickstart: summarising $document with --kv-memory $kv_memory, store in $store" >&2
-set -- --model "$model" --kv-memory "$kv_memory" --store "$store" --max-words 120 --max-new-tokens 256
+set -- --model "$model" --kv-memory "$kv_memory" --store "$store" --max-words 120 --max-new-tokens 200
 # The summary streams to the terminal and the numbers go to a file, so that both can be shown.
 "$summarize" "$@" --stats "$work/stats.json" "$document"
 
