@@ -11,6 +11,8 @@
 # CI                     when set, a model that cannot be fetched is a failure; otherwise its tests are left out
 set -u
 
+# The tests run in their package's directory, so a path that is relative to the caller's would lead elsewhere.
+case ${FOREBAY_MODEL_SMOLLM2:-/} in /*) ;; *) FOREBAY_MODEL_SMOLLM2=$PWD/$FOREBAY_MODEL_SMOLLM2 ;; esac
 cd "$(dirname "$0")/.." || exit 1
 
 say() { printf '\n== %s\n' "$*"; }
