@@ -1,1 +1,82 @@
-//! The group store.
+//! The group store: the KV records of one sequence in one file.
+//!
+//! A [`Store`] moves records between its file and [`Arena`]s that the caller owns. The computing thread submits a
+//! layer's reads as one batch and gets a [`Ticket`]; the disk works while it computes; it waits for the ticket when it
+//! needs the data. Writes go the same way, in large pieces.
+//!
+//! **Whose bytes.** From submission until its ticket was waited for, a read's buffer belongs to the store; a write's
+//! buffer must not change until the write is over. The store keeps the arenas alive, and dropping it waits for what is
+//! under way. A batch whose buffer is in use is refused.
+//!
+//! **Order.** Reads go to the device before writes that have not begun. A read of a group whose write is under way
+//! waits for that write; a write of a group that an unwaited read wants is refused.
+//!
+//! **Failure.** A failed batch of reads reports the first error through its ticket and changes nothing else; it can be
+//! repeated. A failed write, or a device that stops, closes the store: every later call says so. Every record has a
+//! CRC32C in memory; a record that does not match is read once more, then it is an error.
+//!
+//! **Lifecycle.** The file has no name, mode 0600, and its space is reserved at once, so nothing is left behind
+//! however the process ends, and a full disk is an error at the start.
+
+mod arena;
+mod checksum;
+mod device;
+mod dio;
+mod engine;
+mod error;
+mod file;
+mod layout;
+mod plan;
+mod pread;
+mod queue;
+mod uring;
+
+use std::str::FromStr;
+
+pub use arena::{ARENA_ALIGN, Arena, ArenaOptions};
+pub use checksum::{crc_table_bytes, written_table_bytes};
+pub use device::{BufferRef, Capabilities, Completion, Device, IoOp, Regions};
+pub use dio::{Alignment, FALLBACK_ALIGN};
+pub use engine::{PIECE_BYTES, Store, StoreOptions, StoreStats, TICKETS_MAX, Ticket};
+pub use error::{IoKind, Place, StoreError};
+pub use file::probe;
+pub use layout::{HEADER_BYTES, MAGIC, StoreLayout, VERSION};
+pub use plan::{Extent, PlanLimits, ReadPlan, staging_slots};
+pub use pread::{POOL_DEPTH, POOL_THREADS};
+pub use queue::{TRANSFERS_MAX, TRANSIENT_TRIES_MAX, WRITES_IN_DEVICE_MAX};
+pub use uring::RING_ENTRIES;
+
+/// How the file is read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoBackend {
+    /// io_uring where it works, found by trying; the pool otherwise.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// The `pread` pool.
+    Pread,
+}
+
+impl FromStr for IoBackend {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "uring" | "io_uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            _ => Err(UnknownName { found: name.to_owned(), expected: "auto, uring, pread" }),
+        }
+    }
+}
+
+/// A name that is none of those there are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is unknown, expected one of {expected}")]
+pub struct UnknownName {
+    /// What was given.
+    pub found: String,
+    /// What there is.
+    pub expected: &'static str,
+}
