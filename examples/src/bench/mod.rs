@@ -1,0 +1,7 @@
+//! `forebay-bench`: measurements that print one table, every row the same work, in one run.
+
+pub mod bandwidth;
+pub mod decode;
+pub mod io;
+pub mod kernels;
+pub mod table;

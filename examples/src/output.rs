@@ -1,0 +1,24 @@
+//! Standard output: the text as it is made, or one JSON object. A reader that has gone ends the program quietly.
+
+use crate::program::{Failure, Outcome};
+use serde::Serialize;
+use std::io::{ErrorKind, Write};
+
+/// Writes text to standard output and flushes it, so that a person sees each piece when it is made.
+pub fn write_text(text: &str) -> Outcome<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(output_failure)
+}
+
+/// Writes one JSON object and a newline.
+pub fn write_json(value: &impl Serialize) -> Outcome<()> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::Fault(format!("--json: {e}")))?;
+    write_text(&(text + "\n"))
+}
+
+fn output_failure(error: std::io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::BrokenPipe => Failure::Closed,
+        _ => Failure::Fault(format!("standard output: {error}")),
+    }
+}
