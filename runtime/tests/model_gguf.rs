@@ -68,7 +68,10 @@ fn a_good_file_is_read() {
         assert_eq!(gguf.integers("a.numbers").unwrap(), Some(vec![-1, 2]));
         assert_eq!(gguf.unsigned("absent").unwrap(), None);
         let wrong = gguf.unsigned("a.texts").unwrap_err().to_string();
-        assert_eq!(wrong, "tiny.gguf: metadata key \"a.texts\" holds an array of 2 values of type String, expected an integer of at least 0");
+        assert_eq!(
+            wrong,
+            "tiny.gguf: metadata key \"a.texts\" holds an array of 2 values of type String, expected an integer of at least 0"
+        );
         let (a, b) = (gguf.tensor("a").unwrap(), gguf.tensor("b").unwrap());
         assert_eq!((a.dtype, a.dims.as_slice(), gguf.tensor_bytes(a)), (WeightType::Q8_0, &[32, 2][..], &[1; 68][..]));
         assert_eq!((b.dtype, b.offset, gguf.tensor_bytes(b)), (WeightType::F32, 96, &[2; 12][..]));
@@ -165,9 +168,15 @@ fn tensors_are_checked() {
     assert_says(damaged(&|entry| entry.code = 16), &["\"b\" has type IQ2_XXS, expected one of F32, F16"]);
     assert_says(damaged(&|entry| entry.code = 4), &["\"b\" has type number 4, which nobody has defined"]);
     assert_says(damaged(&|entry| entry.code = 2), &["\"b\" has rows of 3 values, expected a multiple of 32 for Q4_0"]);
-    assert_says(damaged(&|entry| entry.offset = Some(8)), &["\"b\" starts at offset 8, expected a multiple of the alignment 32"]);
+    assert_says(
+        damaged(&|entry| entry.offset = Some(8)),
+        &["\"b\" starts at offset 8, expected a multiple of the alignment 32"],
+    );
     assert_says(damaged(&|entry| entry.offset = Some(64)), &["tensors \"a\" and \"b\" overlap"]);
-    assert_says(damaged(&|entry| entry.offset = Some(1 << 40)), &["\"b\" needs 12 bytes at byte", "the file ends at byte"]);
+    assert_says(
+        damaged(&|entry| entry.offset = Some(1 << 40)),
+        &["\"b\" needs 12 bytes at byte", "the file ends at byte"],
+    );
     assert_says(damaged(&|entry| entry.offset = Some(u64::MAX - 31)), &["\"b\" needs 12 bytes"]);
 }
 
@@ -187,7 +196,8 @@ fn files_that_cannot_be_read_are_named() {
 #[test]
 fn random_damage_never_panics() {
     const ROUNDS: usize = 24_000;
-    let shape = TinyModel { layers: 1, embed: 32, heads: 2, kv_heads: 1, head_dim: 16, ffn: 32, ..TinyModel::default() };
+    let shape =
+        TinyModel { layers: 1, embed: 32, heads: 2, kv_heads: 1, head_dim: 16, ffn: 32, ..TinyModel::default() };
     let seeds = [
         small().finish(),
         tiny_model::tiny_model(&TinyModel { dtype: TinyType::Q4_0, ..shape }).finish(),
@@ -204,7 +214,7 @@ fn random_damage_never_panics() {
             let at = random.below(reach);
             match random.below(5) {
                 0 => bytes[at] ^= 1 << random.below(8),
-                1 => bytes[at] = random.next() as u8,
+                1 => bytes[at] = random.bits() as u8,
                 2 => {
                     let extreme = [0u64, 1, u64::MAX, 1 << 31, 1 << 32, 1 << 62, i64::MAX as u64][random.below(7)];
                     let end = (at + 8).min(bytes.len());
@@ -213,7 +223,7 @@ fn random_damage_never_panics() {
                 3 => {
                     bytes.remove(at);
                 }
-                _ => bytes.insert(at, random.next() as u8),
+                _ => bytes.insert(at, random.bits() as u8),
             }
         }
         if random.below(10) == 0 {
@@ -225,7 +235,10 @@ fn random_damage_never_panics() {
             false => errors += 1,
         }
     }
-    assert!(models > ROUNDS / 100 && errors > ROUNDS / 4, "{models} models, {errors} errors: the damage is not what it should be");
+    assert!(
+        models > ROUNDS / 100 && errors > ROUNDS / 4,
+        "{models} models, {errors} errors: the damage is not what it should be"
+    );
 }
 
 /// Goes through everything that reads a model file. True if the model opened.

@@ -2,6 +2,8 @@
 
 mod model_support;
 
+use std::sync::LazyLock;
+
 use forebay::model::{Gguf, Tokenizer};
 use model_support::tiny_model::{Meta, TinyArch, TinyModel, tiny_model};
 use model_support::{golden_smollm2, ids, smollm2};
@@ -117,8 +119,13 @@ fn a_vocabulary_that_is_none_is_named() {
     let pre = error(&|file| file.set("tokenizer.ggml.pre", Meta::Text("chameleon".into())));
     assert!(pre.contains("\"chameleon\", expected one of: gpt-2"), "{pre}");
     assert!(error(&|file| file.remove("tokenizer.ggml.tokens")).contains("tokens is absent or empty"));
-    assert!(error(&|file| file.set("tokenizer.ggml.token_type", Meta::I32s(vec![1]))).contains("1 token types, expected 301"));
-    assert!(error(&|file| file.set("tokenizer.ggml.eos_token_id", Meta::U32(301))).contains("is 301, expected below 301"));
+    assert!(
+        error(&|file| file.set("tokenizer.ggml.token_type", Meta::I32s(vec![1])))
+            .contains("1 token types, expected 301")
+    );
+    assert!(
+        error(&|file| file.set("tokenizer.ggml.eos_token_id", Meta::U32(301))).contains("is 301, expected below 301")
+    );
     assert!(error(&|file| file.set("tokenizer.ggml.eos_token_id", Meta::I32(-1))).contains("the integer -1"));
     let merges = |merge: &str| error(&|file| file.set("tokenizer.ggml.merges", Meta::Texts(vec![merge.into()])));
     assert!(merges("abc").contains("merge 0 is \"abc\", expected two tokens"));
@@ -138,24 +145,31 @@ fn long_texts_without_a_place_to_split_are_encoded() {
     for tokenizer in tokenizers.iter().chain(&real) {
         let prose = "The quick brown fox jumps over the lazy dog, 42 times.\n".repeat(20_000);
         let letters = "a".repeat(200_000);
-        let texts = [prose, letters, "語".repeat(100_000), " ".repeat(200_000) + "x", "\n".repeat(200_000), "-=".repeat(100_000)];
+        let texts = [
+            prose,
+            letters,
+            "語".repeat(100_000),
+            " ".repeat(200_000) + "x",
+            "\n".repeat(200_000),
+            "-=".repeat(100_000),
+        ];
         for text in texts {
-            let started = std::time::Instant::now();
             let tokens = tokenizer.encode(&text, false).unwrap();
-            let seconds = started.elapsed().as_secs_f64();
-            eprintln!("{:?}...: {} bytes, {} tokens, {seconds:.3} s", &text[..3], text.len(), tokens.len());
-            assert_eq!(tokenizer.decode(&tokens, false), text);
+            assert!(tokenizer.decode(&tokens, false) == text, "{:?}...", text.chars().next());
         }
     }
 }
 
+static BOTH: LazyLock<[Tokenizer; 2]> = LazyLock::new(|| [TinyArch::Llama, TinyArch::Qwen2].map(tiny_tokenizer));
+static SMOLLM2: LazyLock<Option<Tokenizer>> =
+    LazyLock::new(|| smollm2().map(|model| Tokenizer::from_gguf(model.gguf()).unwrap()));
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn decoding_gives_back_what_was_encoded(text in any::<String>(), words in "( ?(the|of|and|<\\|im_end\\|>|\u{e9}|🙂|[0-9]{1,3}|\n)){0,20}") {
-        for arch in [TinyArch::Llama, TinyArch::Qwen2] {
-            let tokenizer = tiny_tokenizer(arch);
+        for tokenizer in BOTH.iter() {
             for text in [&text, &words] {
                 for parse_special in [false, true] {
                     let tokens = tokenizer.encode(text, parse_special).unwrap();
@@ -172,8 +186,7 @@ proptest! {
 
     #[test]
     fn smollm2_decodes_what_it_encoded(texts in proptest::collection::vec(any::<String>(), 20)) {
-        if let Some(model) = smollm2() {
-            let tokenizer = Tokenizer::from_gguf(model.gguf()).unwrap();
+        if let Some(tokenizer) = SMOLLM2.as_ref() {
             for text in texts {
                 prop_assert_eq!(&tokenizer.decode(&tokenizer.encode(&text, false).unwrap(), false), &text);
             }

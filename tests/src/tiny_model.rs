@@ -14,9 +14,9 @@ pub const CHAT_TEMPLATE: &str = "{% for message in messages %}{{'<|im_start|>' +
 pub const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 /// Merges in the byte alphabet (`Ġ` is a space), most frequent first.
 const MERGES: [&str; 42] = [
-    "Ġ t", "Ġ a", "i n", "h e", "r e", "o n", "e r", "Ġt he", "a t", "Ġ s", "Ġ o", "e n", "Ġ c", "e s", "Ġ w", "n d", "i t", "o r", "i s",
-    "a l", "Ġ p", "in g", "Ġ f", "o u", "Ġo f", "Ġ in", "Ġa nd", "Ġ b", "a n", "e d", "l l", "Ġ m", "Ġt o", "a r", "Ġ h", "o m", "Ġ d", "r o",
-    "Ġ is", "l e", "u s", "Ġ n",
+    "Ġ t", "Ġ a", "i n", "h e", "r e", "o n", "e r", "Ġt he", "a t", "Ġ s", "Ġ o", "e n", "Ġ c", "e s", "Ġ w", "n d",
+    "i t", "o r", "i s", "a l", "Ġ p", "in g", "Ġ f", "o u", "Ġo f", "Ġ in", "Ġa nd", "Ġ b", "a n", "e d", "l l",
+    "Ġ m", "Ġt o", "a r", "Ġ h", "o m", "Ġ d", "r o", "Ġ is", "l e", "u s", "Ġ n",
 ];
 
 /// Which architecture the file claims.
@@ -77,7 +77,8 @@ impl TinyType {
     fn encode_block(self, block: &[f32], bytes: &mut Vec<u8>) {
         let half = |value: f32| f16::from_f32(value);
         let largest = block.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-        let (low, high) = block.iter().fold((f32::MAX, f32::MIN), |(low, high), &value| (low.min(value), high.max(value)));
+        let (low, high) =
+            block.iter().fold((f32::MAX, f32::MIN), |(low, high), &value| (low.min(value), high.max(value)));
         let quant = |value: f32, scale: f16, offset: f32, limit: f32| match scale.to_f32() {
             0.0 => offset.clamp(0.0, limit) as u8,
             scale => (value / scale + offset).round().clamp(0.0, limit) as u8,
@@ -388,7 +389,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -398,12 +399,12 @@ impl Random {
 
     /// A number below `limit`, which is above 0.
     pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
+        (self.bits() % limit as u64) as usize
     }
 
     /// Nearly normal: the sum of four uniform numbers, of variance 1.
     pub fn normal(&mut self) -> f32 {
-        let sum: f32 = (0..4).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32).sum();
+        let sum: f32 = (0..4).map(|_| (self.bits() >> 40) as f32 / (1u64 << 24) as f32).sum();
         (sum - 2.0) * 3.0f32.sqrt()
     }
 }

@@ -12,6 +12,7 @@ use forebay::model::Model;
 const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// SmolLM2, from `FOREBAY_MODEL_SMOLLM2` or `models/`; where it is in neither, the test says so and is skipped.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 pub fn smollm2() -> Option<&'static Model> {
     static MODEL: LazyLock<Option<Model>> = LazyLock::new(|| {
         let path = match std::env::var_os("FOREBAY_MODEL_SMOLLM2") {
