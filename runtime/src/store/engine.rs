@@ -152,6 +152,7 @@ pub struct Store {
     dir: PathBuf,
     regions: Regions,
     queue: IoQueue,
+    alignment: Alignment,
     table: ChecksumTable,
     batches: Vec<Batch>,
     free: Vec<u32>,
@@ -196,6 +197,7 @@ impl Store {
             dir: options.dir,
             regions,
             queue: IoQueue::new(device, layout),
+            alignment: file.alignment,
             table: ChecksumTable::new(&layout, options.checksums),
             batches: Vec::with_capacity(TICKETS_MAX),
             free: Vec::with_capacity(TICKETS_MAX),
@@ -546,6 +548,16 @@ impl Store {
 
     fn check_buffer(&self, kind: IoKind, region: u32, offset: u64, length: u64) -> Result<(), StoreError> {
         self.regions.check(region, offset, length)?;
+        let align = self.alignment.memory;
+        if !offset.is_multiple_of(align.into()) {
+            return Err(StoreError::Misaligned {
+                kind,
+                place: self.layout.place(0),
+                what: "buffer offset",
+                found: offset,
+                align,
+            });
+        }
         let taken = self.batches.iter().any(|batch| {
             let shared = batch.kind == Some(IoKind::Write) && kind == IoKind::Write;
             batch.kind.is_some() && !shared && batch.overlaps(region, offset, length)
