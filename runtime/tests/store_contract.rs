@@ -1,5 +1,7 @@
 //! One contract for every backend and kind of file system.
 
+#![expect(clippy::print_stderr, reason = "a test says what it skips")]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -390,4 +392,154 @@ fn a_layout_of_another_alignment_is_an_error() {
     let layout = StoreLayout::new(1, 1, 100, Alignment { memory: 1, offset: 1 }).unwrap();
     let refused = Store::create(StoreOptions::new(dir.path()), layout, &[]).unwrap_err();
     assert!(matches!(refused, StoreError::Layout { what: "stride", .. }), "{refused}");
+}
+
+#[test]
+fn an_absent_directory_and_a_file_are_named() {
+    let dir = Medium::Direct.dir().unwrap();
+    let absent = dir.path().join("nowhere");
+    assert_eq!(probe(&absent).unwrap_err(), StoreError::DirAbsent(absent.clone()));
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    for path in [file.clone(), file.join("below")] {
+        let refused = probe(&path).unwrap_err();
+        assert_eq!(refused, StoreError::DirNotDirectory(path.clone()));
+        assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
+    }
+}
+
+/// A tmpfs of its own, gone with the value. `None`, and a word about it, where mounting is not allowed.
+struct Mount(tempfile::TempDir);
+
+impl Mount {
+    fn tmpfs(options: &str) -> Option<Self> {
+        let dir = Medium::Direct.dir()?;
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(dir.path())
+            .stderr(std::process::Stdio::null())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self(dir));
+        }
+        eprintln!("skipped: a tmpfs with {options} cannot be mounted here");
+        None
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let unmounted = std::process::Command::new("umount").arg(self.0.path()).status();
+        assert!(unmounted.is_ok_and(|status| status.success()));
+    }
+}
+
+#[test]
+fn a_read_only_directory_is_named() {
+    let Some(mount) = Mount::tmpfs("ro") else { return };
+    let refused = probe(mount.0.path()).unwrap_err();
+    assert!(matches!(&refused, StoreError::DirNotWritable { path, .. } if path == mount.0.path()), "{refused}");
+}
+
+#[test]
+fn a_full_file_system_is_an_error_before_anything_is_written() {
+    let Some(mount) = Mount::tmpfs("size=1m") else { return };
+    let dir = mount.0.path();
+    let alignment = probe(dir).unwrap();
+    let arena = Arena::new(1 << 20).unwrap();
+    let layout = StoreLayout::new(2, 128, 4096, alignment).unwrap();
+    let refused = Store::create(StoreOptions::new(dir), layout, &[Arc::clone(&arena)]).unwrap_err();
+    let StoreError::NoSpace { needed_bytes, free_bytes, .. } = refused else { panic!("{refused}") };
+    assert_eq!(needed_bytes, layout.file_bytes());
+    assert!(free_bytes <= 1 << 20 && free_bytes > 0);
+    // What fits, fits, whole, and a second store in the rest of it does not.
+    let layout = StoreLayout::new(2, 100, 4096, alignment).unwrap();
+    let mut store = Store::create(StoreOptions::new(dir), layout, &[Arc::clone(&arena)]).unwrap();
+    assert!(matches!(Store::create(StoreOptions::new(dir), layout, &[]), Err(StoreError::NoSpace { .. })));
+    for layer in 0..2 {
+        let ticket = store.submit_write(layer, 0, 100, 0, 0).unwrap();
+        store.wait(ticket).unwrap();
+    }
+    drop(store);
+    assert!(is_empty(dir));
+}
+
+const CHILD_DIR: &str = "FOREBAY_TEST_CHILD_DIR";
+
+/// Not a test by itself: the process that `a_killed_process_leaves_nothing` kills.
+#[test]
+fn child_that_writes_until_it_is_killed() {
+    let Ok(dir) = std::env::var(CHILD_DIR) else { return };
+    let layout = StoreLayout::new(LAYERS, GROUPS, 4096, probe(Path::new(&dir)).unwrap()).unwrap();
+    let arena = Arena::new((GROUPS * layout.stride()) as usize).unwrap();
+    loop {
+        let mut store = Store::create(StoreOptions::new(&dir), layout, &[Arc::clone(&arena)]).unwrap();
+        for layer in 0..LAYERS {
+            let ticket = store.submit_write(layer, 0, GROUPS, 0, 0).unwrap();
+            store.wait(ticket).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_nothing() {
+    let dir = Medium::Direct.dir().unwrap();
+    for round in 0..10 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_writes_until_it_is_killed"])
+            .env(CHILD_DIR, dir.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20 + 13 * round));
+        assert!(child.try_wait().unwrap().is_none(), "the child ended by itself");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(is_empty(dir.path()));
+    }
+}
+
+#[test]
+fn two_stores_in_one_directory_do_not_meet() {
+    let dir = Medium::Direct.dir().unwrap();
+    let layout = StoreLayout::new(1, GROUPS, 4096, probe(dir.path()).unwrap()).unwrap();
+    let arenas = [0, 1].map(|_| Arena::new(2 * (GROUPS * layout.stride()) as usize).unwrap());
+    let mut stores = arenas
+        .each_ref()
+        .map(|arena| Store::create(StoreOptions::new(dir.path()), layout, &[Arc::clone(arena)]).unwrap());
+    for (i, (store, arena)) in stores.iter_mut().zip(&arenas).enumerate() {
+        // SAFETY: nothing is in flight.
+        unsafe { arena.slice_mut(0..arena.len() / 2) }.fill(i as u8 + 1);
+        let ticket = store.submit_write(0, 0, GROUPS, 0, 0).unwrap();
+        store.wait(ticket).unwrap();
+    }
+    let [first, second] = &mut stores;
+    let ticket = first.submit_read_range(0, 0, GROUPS, 0, arenas[0].len() as u64 / 2).unwrap();
+    assert!(matches!(second.wait(ticket), Err(StoreError::StaleTicket(_))));
+    for (i, (store, arena)) in stores.iter_mut().zip(&arenas).enumerate() {
+        store.drain().unwrap();
+        store.read_groups_blocking(0, 0, GROUPS, 0, arena.len() as u64 / 2).unwrap();
+        // SAFETY: the read was waited for.
+        assert!(unsafe { arena.slice(arena.len() / 2..arena.len()) }.iter().all(|&b| b == i as u8 + 1));
+    }
+}
+
+#[test]
+fn reads_are_profiled() {
+    use forebay::store::{DiskClass, ProfileOptions, profile};
+    let dir = Medium::Direct.dir().unwrap();
+    let options = ProfileOptions { file_bytes: 8 << 20, reads: 64, rounds: 1, ..Default::default() };
+    let samples = profile(dir.path(), &[4096, 16384], &[1, 8], &options).unwrap();
+    let points: Vec<_> = samples.iter().map(|sample| (sample.bytes, sample.depth)).collect();
+    assert_eq!(points, [(4096, 1), (4096, 8), (16384, 1), (16384, 8)]);
+    assert!(samples.iter().all(|s| s.seconds_per_read > 0.0 && s.latency_seconds > 0.0 && s.reads > 0));
+    let emmc = ProfileOptions { throttle: DiskClass::Emmc, ..options };
+    let slow = profile(dir.path(), &[16384], &[1, 8], &emmc).unwrap();
+    let model = DiskClass::Emmc.profile().unwrap().read;
+    assert!(slow[0].seconds_per_read >= (model.latency + model.transfer(16384)).as_secs_f64());
+    assert!(slow[1].seconds_per_read >= model.interval(16384).as_secs_f64() * 0.9);
+    for (sizes, depths) in [(&[0][..], &[1][..]), (&[16 << 20], &[1]), (&[4096], &[0]), (&[4096], &[100_000])] {
+        assert!(matches!(profile(dir.path(), sizes, depths, &options), Err(StoreError::Request { .. })));
+    }
+    assert!(is_empty(dir.path()));
 }
