@@ -108,9 +108,9 @@ pub(crate) trait Simd: Copy {
 }
 
 /// `(2^x - 1) / x` on [-1/2, 1/2], interpolated at Chebyshev nodes; lowest power first.
-pub(super) const EXP2_4: [f32; 4] = [0.693_136_75, 0.240_225_3, 0.055_838_283, 0.009_656_710_6];
+pub(super) const EXP2_4: [f32; 4] = [0.693_136_75, 0.240_225_3, 0.055_838_283, 0.009_656_711];
 /// The same, one degree more.
-pub(super) const EXP2_5: [f32; 5] = [0.693_147_2, 0.240_223_5, 0.055_503_81, 0.009_666_368, 0.001_338_130_2];
+pub(super) const EXP2_5: [f32; 5] = [std::f32::consts::LN_2, 0.240_223_5, 0.055_503_81, 0.009_666_368, 0.001_338_130_2];
 /// `(e^x - 1) / x` on [-ln 2 / 2, ln 2 / 2], the same way.
 const EXP_6: [f32; 6] = [1.0, 0.5, 0.166_665_05, 0.041_666_467, 0.008_369_149, 0.001_393_364_3];
 
