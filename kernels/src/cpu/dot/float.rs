@@ -64,7 +64,7 @@ impl<T: FloatType> RowDot for FloatRow<T> {
                 for r in 0..R {
                     let p = w.add(r * shape.row_bytes + 2 * pair * S::WIDTH * T::BYTES);
                     for line in (0..2 * S::WIDTH * T::BYTES).step_by(64) {
-                        simd.prefetch(p.wrapping_add(shape.prefetch + line));
+                        simd.prefetch(w.wrapping_add(shape.prefetch + (pair * R + r) * 2 * S::WIDTH * T::BYTES + line));
                     }
                     for half in 0..2 {
                         let weights = T::load(simd, p.add(half * S::WIDTH * T::BYTES));

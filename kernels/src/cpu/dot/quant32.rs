@@ -106,7 +106,7 @@ impl<Q: Block32 + Copy> RowDot for Q {
                 for r in 0..R {
                     let p = w.add(r * shape.row_bytes + step * S::GROUP * Q::BYTES);
                     for line in (0..S::GROUP * Q::BYTES).step_by(64) {
-                        simd.prefetch(p.wrapping_add(shape.prefetch + line));
+                        simd.prefetch(w.wrapping_add(shape.prefetch + (step * R + r) * S::GROUP * Q::BYTES + line));
                     }
                     let codes = Q::codes(simd, p, at);
                     // Without a minimum the second half of the pair is codes, which `spread_first` leaves out.
