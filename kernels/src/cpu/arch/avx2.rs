@@ -45,7 +45,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const DOT_VECTORS: usize = 2;
     const SUM_VECTORS: usize = 2;
-    const TILE_ROWS: usize = 4;
+    const TILE_ROWS: usize = 6;
     const ROW_BIAS: u8 = 0;
 
     type F = __m256;
@@ -66,6 +66,7 @@ impl Simd for Avx2 {
     }
 
     methods! {
+        prefetch(p: *const f16) -> () { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
         splat(x: f32) -> __m256 { _mm256_set1_ps(x) }
         add(a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
         sub(a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }

@@ -89,6 +89,7 @@ impl Simd for Avx512 {
     }
 
     methods! {
+        prefetch(p: *const f16) -> () { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
         splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
         add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }

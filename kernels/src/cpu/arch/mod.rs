@@ -26,7 +26,7 @@ pub(crate) trait Simd: Copy {
     const DOT_VECTORS: usize;
     /// Vectors of a value row that the weighted sum keeps in registers, for four heads each.
     const SUM_VECTORS: usize;
-    /// Rows of the matrix microkernel, 3 vectors each: 4 or 8.
+    /// Rows of the matrix microkernel: 8, of 3 vectors each, or 6, of 2.
     const TILE_ROWS: usize;
     /// What [`Simd::dot4`] wants added to signed bytes of a row: 0 (it takes them signed) or 128 (unsigned).
     const ROW_BIAS: u8;
@@ -53,6 +53,9 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `LANES` values are writable at `p`; no alignment is needed, not even that of f16.
     unsafe fn store_f16(self, p: *mut f16, v: Self::F);
+
+    /// Asks for the cache line of `p`, which may be any address.
+    fn prefetch(self, p: *const f16);
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;

@@ -123,6 +123,11 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const f16) {
+        // SAFETY: the instruction is a hint that no address makes fault.
+        unsafe { asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)) };
+    }
+    #[inline(always)]
     fn dot4(self, acc: uint32x4_t, rows: uint32x4_t, q: uint32x4_t) -> uint32x4_t {
         if DOTPROD {
             let mut sum = acc;

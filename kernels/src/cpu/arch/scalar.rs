@@ -12,7 +12,7 @@ impl Simd for Scalar {
     const LANES: usize = 1;
     const DOT_VECTORS: usize = 2;
     const SUM_VECTORS: usize = 2;
-    const TILE_ROWS: usize = 4;
+    const TILE_ROWS: usize = 6;
     const ROW_BIAS: u8 = 0;
 
     type F = f32;
@@ -43,6 +43,8 @@ impl Simd for Scalar {
         unsafe { p.write_unaligned(f16::from_f32(v)) }
     }
 
+    #[inline(always)]
+    fn prefetch(self, _p: *const f16) {}
     #[inline(always)]
     fn add(self, a: f32, b: f32) -> f32 {
         a + b
