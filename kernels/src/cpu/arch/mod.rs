@@ -28,8 +28,8 @@ pub(crate) trait Simd: Copy {
     const SUM_VECTORS: usize;
     /// Rows of the matrix microkernel: 8, of 3 vectors each, or 6, of 2.
     const TILE_ROWS: usize;
-    /// What [`Simd::dot4`] wants added to signed bytes of a row: 0 (it takes them signed) or 128 (unsigned).
-    const ROW_BIAS: u8;
+    /// What [`Simd::dot4`] adds to the signed bytes of a row: 0, or 128 where the machine multiplies unsigned with signed ones.
+    const ROW_BIAS: i32;
 
     /// f32 vector.
     type F: Copy;
@@ -87,11 +87,17 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `LANES` values are readable at `p`; no alignment is needed.
     unsafe fn load_i(self, p: *const u32) -> Self::I;
+    /// Transposes the first four words of `LANES` rows: `out[w * out_stride + row]` becomes word `w` (little endian) of `row`.
+    ///
+    /// # Safety
+    /// 16 bytes are readable at `rows + row * stride` for each row, `LANES` words writable at `out + w * out_stride` for each word; no alignment is
+    /// needed.
+    unsafe fn transpose4(self, rows: *const u8, stride: usize, out: *mut u32, out_stride: usize);
     fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Logical shift right of each 32-bit lane by 4.
     fn shift_right_4(self, v: Self::I) -> Self::I;
-    /// Per lane: `acc` plus the dot product of four bytes of `rows`, signed with [`Simd::ROW_BIAS`] added, and four signed bytes of `q`.
+    /// Per lane: `acc` plus the dot product of four signed bytes of `rows`, each with [`Simd::ROW_BIAS`] added, and four signed bytes of `q`.
     fn dot4(self, acc: Self::I, rows: Self::I, q: Self::I) -> Self::I;
     /// The same for bytes of `rows` from 0 to 15.
     fn dot4_nibbles(self, acc: Self::I, rows: Self::I, q: Self::I) -> Self::I;

@@ -13,7 +13,7 @@ impl Simd for Scalar {
     const DOT_VECTORS: usize = 2;
     const SUM_VECTORS: usize = 2;
     const TILE_ROWS: usize = 6;
-    const ROW_BIAS: u8 = 0;
+    const ROW_BIAS: i32 = 0;
 
     type F = f32;
     type I = u32;
@@ -108,6 +108,15 @@ impl Simd for Scalar {
     unsafe fn load_i(self, p: *const u32) -> u32 {
         // SAFETY: the caller's promise.
         unsafe { p.read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn transpose4(self, rows: *const u8, _stride: usize, out: *mut u32, out_stride: usize) {
+        // SAFETY: the caller's promise; there is one row.
+        let words = unsafe { rows.cast::<[u32; 4]>().read_unaligned() };
+        for (i, word) in words.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { out.add(i * out_stride).write_unaligned(u32::from_le(word)) };
+        }
     }
     #[inline(always)]
     fn and_i(self, a: u32, b: u32) -> u32 {
