@@ -1,7 +1,7 @@
-//! Speed of the weight products on this machine: bytes per second of the decode product beside a plain read of the same memory, and
-//! operations per second of the prefill product.
+//! Speed of the weight products on this machine: bytes per second of the decode product beside a plain read of as much memory, from
+//! memory (`gemv`) and from the cache (`cached`), and operations per second of the prefill product.
 //!
-//! `cargo run --release -p forebay-kernels --example weight_speed -- [threads] [gemv|gemm|pool]`
+//! `cargo run --release -p forebay-kernels --example weight_speed -- [threads] [pool|gemv|cached|gemm] [types...]`
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use forebay_kernels::{Activations, GemmScratch, GemvJob, Isa, Pool, Precision, Weight, WeightType, gemm, gemv};
@@ -9,9 +9,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 /// Weights of one measurement: several times the last-level cache, so that they come from memory.
-const MEASURED_BYTES: usize = 192 << 20;
+const MEASURED_BYTES: usize = 96 << 20;
 /// Each measurement is the best of this many.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 
 fn best_seconds(mut f: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
@@ -52,16 +52,16 @@ fn read_speed(pool: &Pool, data: &[u8]) -> f64 {
     (data.len() / CHUNK * CHUNK) as f64 / seconds
 }
 
-fn decode_products(pool: &Pool) {
-    let plain = vec![1u8; MEASURED_BYTES];
+fn decode_products(pool: &Pool, measured_bytes: usize, types: &[WeightType]) {
+    let plain = vec![1u8; measured_bytes.max(1 << 20)];
     let read = read_speed(pool, &plain);
     println!("plain read: {:.1} GB/s", read / 1e9);
     println!("{:6} {:>11} {:>8} {:>9} {:>8} {:>9}", "type", "rows x cols", "isa", "GB/s", "of read", "GB/s n=4");
     for (rows, cols) in [(576, 576), (1536, 576), (576, 1536), (4864, 896)] {
-        for dtype in WeightType::ALL {
+        for &dtype in types {
             let Some(row_bytes) = dtype.row_bytes(cols) else { continue };
             let bytes = rows * row_bytes;
-            let count = MEASURED_BYTES / bytes;
+            let count = (measured_bytes / bytes).max(1);
             let data = weights(dtype, count * bytes);
             for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar) {
                 let mut speeds = [0.0; 2];
@@ -125,13 +125,21 @@ fn main() {
     let threads = arguments.next().and_then(|text| text.parse().ok()).unwrap_or_else(Pool::default_threads);
     let what = arguments.next();
     let wanted = |name: &str| what.as_deref().is_none_or(|what| what == name);
+    let names: Vec<String> = arguments.collect();
+    let types: Vec<WeightType> = WeightType::ALL
+        .into_iter()
+        .filter(|dtype| names.is_empty() || names.iter().any(|name| name == dtype.name()))
+        .collect();
     let pool = Pool::new(threads);
     println!("{threads} threads, {} detected", Isa::best().name());
     if wanted("pool") {
         fork_join(&pool);
     }
     if wanted("gemv") {
-        decode_products(&pool);
+        decode_products(&pool, MEASURED_BYTES, &types);
+    }
+    if wanted("cached") {
+        decode_products(&pool, 0, &types);
     }
     if wanted("gemm") {
         prefill_products(&pool);

@@ -2,7 +2,7 @@
 
 use crate::cpu::dot::{self, Kernel, Simd};
 use crate::{Isa, Weight, WeightType};
-use half::{bf16, f16};
+use half::f16;
 
 /// Decodes rows `first_row..first_row + out.len() / cols` into `out`, `[rows][cols]`.
 ///
@@ -45,32 +45,37 @@ impl Kernel for Dequantize<'_> {
 /// vectorises for the instruction set that this is inlined into.
 #[inline(always)]
 pub(crate) fn decode<S: Simd>(simd: S, dtype: WeightType, data: &[u8], out: &mut [f32]) {
+    // Loops and not closures: a closure is compiled without the instructions of `S` unless it happens to be inlined.
+    macro_rules! blocks {
+        ($decode:ident) => {
+            for (block, out) in data.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+                $decode(simd, block, out);
+            }
+        };
+    }
     match dtype {
-        WeightType::F32 => blocks(data, out, |block: &[u8; 4], out: &mut [f32; 1]| out[0] = f32::from_le_bytes(*block)),
+        WeightType::F32 => blocks!(float_f32),
         WeightType::F16 => floats_f16(simd, data, out),
-        WeightType::BF16 => {
-            blocks(data, out, |block: &[u8; 2], out: &mut [f32; 1]| out[0] = bf16::from_le_bytes(*block).to_f32());
-        }
-        WeightType::Q4_0 => blocks(data, out, |block, out| q4_0(simd, block, out)),
-        WeightType::Q4_1 => blocks(data, out, |block, out| q4_1(simd, block, out)),
-        WeightType::Q5_0 => blocks(data, out, |block, out| q5_0(simd, block, out)),
-        WeightType::Q5_1 => blocks(data, out, |block, out| q5_1(simd, block, out)),
-        WeightType::Q8_0 => blocks(data, out, |block, out| q8_0(simd, block, out)),
-        WeightType::Q4K => blocks(data, out, |block, out| q4_k(simd, block, out)),
-        WeightType::Q5K => blocks(data, out, |block, out| q5_k(simd, block, out)),
-        WeightType::Q6K => blocks(data, out, |block, out| q6_k(simd, block, out)),
+        WeightType::BF16 => blocks!(float_bf16),
+        WeightType::Q4_0 => blocks!(q4_0),
+        WeightType::Q4_1 => blocks!(q4_1),
+        WeightType::Q5_0 => blocks!(q5_0),
+        WeightType::Q5_1 => blocks!(q5_1),
+        WeightType::Q8_0 => blocks!(q8_0),
+        WeightType::Q4K => blocks!(q4_k),
+        WeightType::Q5K => blocks!(q5_k),
+        WeightType::Q6K => blocks!(q6_k),
     }
 }
 
 #[inline(always)]
-fn blocks<const BYTES: usize, const LEN: usize>(
-    data: &[u8],
-    out: &mut [f32],
-    mut decode: impl FnMut(&[u8; BYTES], &mut [f32; LEN]),
-) {
-    for (block, out) in data.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        decode(block, out);
-    }
+fn float_f32<S: Simd>(_simd: S, bytes: &[u8; 4], out: &mut [f32; 1]) {
+    out[0] = f32::from_le_bytes(*bytes);
+}
+
+#[inline(always)]
+fn float_bf16<S: Simd>(_simd: S, bytes: &[u8; 2], out: &mut [f32; 1]) {
+    out[0] = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
 }
 
 #[inline(always)]

@@ -34,6 +34,11 @@ const SHORT_CACHE: usize = 2048;
 /// Query heads whose scores a task holds at a time.
 const HEADS_MAX: usize = 8;
 
+/// f16 values in a cache line.
+const CACHE_LINE: usize = 32;
+/// Rows ahead of the current one that are fetched into the cache: pieces are too short for the hardware to guess.
+const PREFETCH_ROWS: usize = 16;
+
 /// How many partitions `tokens` are cut into, and how many tokens each has but the last.
 fn partitions(tokens: usize) -> (usize, usize) {
     let largest = if tokens <= SHORT_CACHE { SHORT_PARTITION } else { PARTITION_MAX };
@@ -173,7 +178,7 @@ impl Kernel for Partition<'_> {
     fn run<S: Simd>(self, s: S) {
         let d = self.d;
         let tokens = self.tokens;
-        let mut k_rows = [std::ptr::null(); PARTITION_MAX];
+        let mut k_rows = [std::ptr::null(); PARTITION_MAX + PREFETCH_ROWS];
         let mut v_rows = [std::ptr::null(); PARTITION_MAX];
         self.find_rows(&mut k_rows, &mut v_rows);
         let padded = tokens.next_multiple_of(TILE);
@@ -187,6 +192,12 @@ impl Kernel for Partition<'_> {
             let heads = HEADS_MAX.min(group - first);
             let q = &self.q[first * d..];
             for t in (0..padded).step_by(TILE) {
+                if first == 0 {
+                    for row in t..t + TILE {
+                        prefetch_row(s, k_rows[row + PREFETCH_ROWS], d);
+                        prefetch_row(s, v_rows[row], d);
+                    }
+                }
                 let rows = [k_rows[t], k_rows[t + 1], k_rows[t + 2], k_rows[t + 3]];
                 // SAFETY: each row has `d` keys, `q` has `heads` rows of `d`, and `t + 4` is at most `PARTITION_MAX`.
                 unsafe { dot_vectors(s, rows, q.as_ptr(), d, heads, d, scores.as_mut_ptr().add(t), PARTITION_MAX) };
@@ -207,7 +218,7 @@ impl Kernel for Partition<'_> {
 impl Partition<'_> {
     /// Addresses of the partition's key and value rows of its KV head.
     #[inline(always)]
-    fn find_rows(&self, k_rows: &mut [*const f16; PARTITION_MAX], v_rows: &mut [*const f16; PARTITION_MAX]) {
+    fn find_rows(&self, k_rows: &mut [*const f16], v_rows: &mut [*const f16]) {
         let (mut index, mut first) = self.start;
         let mut row = 0;
         while row < self.tokens {
@@ -225,6 +236,14 @@ impl Partition<'_> {
             index += 1;
             first = 0;
         }
+    }
+}
+
+/// Asks for all cache lines of a row of `d` values.
+#[inline(always)]
+fn prefetch_row<S: Simd>(s: S, row: *const f16, d: usize) {
+    for i in (0..d).step_by(CACHE_LINE) {
+        s.prefetch(row.wrapping_add(i));
     }
 }
 

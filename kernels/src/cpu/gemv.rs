@@ -227,7 +227,10 @@ fn quantise_block(values: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
         return ([0; BLOCK], 0.0);
     }
     let inverse = 127.0 / max;
-    let codes = values.map(|value| (value * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8);
+    let mut codes = [0; BLOCK];
+    for (code, value) in codes.iter_mut().zip(values) {
+        *code = (value * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8;
+    }
     (codes, max / 127.0)
 }
 

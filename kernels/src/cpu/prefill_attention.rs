@@ -10,11 +10,13 @@ use half::f16;
 use super::arch::{Kernel, Simd, dispatch};
 use super::parts::Parts;
 use super::pool::Pool;
-use super::tile::{PANEL, Strided, panel_product};
+use super::tile::{PANEL, Strided, TILE_ROWS_MAX, panel_product};
 use crate::isa::Isa;
 
 /// Keys per tile: their f32 form and the values' stay in the second-level cache, the scores of a panel in the first.
 const KEY_TILE: usize = 128;
+/// Rows of the buffers of keys and scores: the microkernel takes whole tiles of rows.
+const KEY_ROWS: usize = KEY_TILE + TILE_ROWS_MAX;
 /// Rows per task: many, because each task widens all keys and values for itself.
 const TASK_ROWS: usize = 384;
 /// Tasks per KV head below which the tiles of queries are made smaller.
@@ -98,7 +100,7 @@ pub struct PrefillAttention {
     sums: Vec<f32>,
     /// Largest score so far in units of log 2, then sum of weights relative to it, `[kv_heads][tiles][panels][2][PANEL]`.
     weights: Vec<f32>,
-    /// Per thread: queries `[panels][d][PANEL]`, keys and values `[KEY_TILE][d]` each, scores `[KEY_TILE][PANEL]`.
+    /// Per thread: queries `[panels][d][PANEL]`, keys `[KEY_ROWS][d]`, values `[KEY_TILE][d]`, scores `[KEY_ROWS][PANEL]`.
     buffers: Vec<f32>,
     buffer_len: usize,
     threads: usize,
@@ -119,7 +121,7 @@ impl PrefillAttention {
             panels = panels.max(kv_heads * tiling.tiles() * tiling.panels);
             task_panels = task_panels.max(tiling.panels);
         }
-        let buffer_len = (task_panels * d * PANEL) + 2 * KEY_TILE * d + KEY_TILE * PANEL;
+        let buffer_len = task_panels * d * PANEL + (KEY_ROWS + KEY_TILE) * d + KEY_ROWS * PANEL;
         PrefillAttention {
             heads,
             kv_heads,
@@ -290,9 +292,9 @@ impl Kernel for QueryTile<'_> {
             return;
         }
         let buffer = std::mem::take(&mut self.buffer);
-        let (keys, buffer) = buffer.split_at_mut(KEY_TILE * d);
+        let (keys, buffer) = buffer.split_at_mut(KEY_ROWS * d);
         let (values, buffer) = buffer.split_at_mut(KEY_TILE * d);
-        let (scores, queries) = buffer.split_at_mut(KEY_TILE * PANEL);
+        let (scores, queries) = buffer.split_at_mut(KEY_ROWS * PANEL);
         self.transpose_queries(&mut queries[..panels * d * PANEL]);
         for first in (0..keys_seen).step_by(KEY_TILE) {
             let count = KEY_TILE.min(keys_seen - first);
@@ -315,7 +317,7 @@ impl Kernel for QueryTile<'_> {
                 let queries = &queries[panel * d * PANEL..][..d * PANEL];
                 let k = Strided { start: keys.as_ptr(), row_stride: d, k_stride: 1 };
                 let rows = seen_by_last.next_multiple_of(S::TILE_ROWS);
-                // SAFETY: `keys` has `rows <= KEY_TILE` rows of `d`, `queries` is `[d][PANEL]`, `scores` has `rows` rows of PANEL.
+                // SAFETY: `keys` has `rows <= KEY_ROWS` rows of `d`, `queries` is `[d][PANEL]`, `scores` has `rows` rows of PANEL.
                 unsafe { panel_product(s, k, rows, d, queries.as_ptr(), scores.as_mut_ptr(), false) };
                 self.mask(scores, panel, first, seen_by_last);
                 let sums = &mut self.sums[panel * d * PANEL..][..d * PANEL];

@@ -5,6 +5,8 @@
 //! With the softmax a tile keeps its weights relative to its own maximum, in f16; once all maxima and sums are known, a second pass
 //! adds them up over queries and takes the maximum of each group.
 
+use std::mem::MaybeUninit;
+
 use half::f16;
 
 use super::arch::{Kernel, Simd, dispatch};
@@ -52,11 +54,6 @@ impl SketchType {
     }
 }
 
-/// Bytes of the values of the last, shorter chunk of an i4 row.
-const fn tail_bytes(rank: usize) -> usize {
-    (rank % 8).div_ceil(2)
-}
-
 /// Encodes one row.
 ///
 /// `row`: `[rank]`, `out`: `[ty.row_bytes(rank)]`. Scales round to nearest, and values to the nearest multiple of the rounded scale. NaN becomes 0
@@ -80,7 +77,7 @@ pub fn encode_row(ty: SketchType, row: &[f32], out: &mut [u8]) {
     let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let scale = f16::from_f32((largest / levels).min(f16::MAX.to_f32()));
     let inverse = if scale > f16::ZERO { 1.0 / scale.to_f32() } else { 0.0 };
-    let quantise = |x: f32| (x * inverse).round_ties_even().clamp(-levels, levels) as i8;
+    let quantise = |x: f32| nearest((x * inverse).clamp(-levels, levels));
     let (values, scale_bytes) = out.split_at_mut(out.len() - 2);
     scale_bytes.copy_from_slice(&scale.to_le_bytes());
     if ty == SketchType::I8 {
@@ -96,6 +93,14 @@ pub fn encode_row(ty: SketchType, row: &[f32], out: &mut [u8]) {
             *out = nibble(chunk.get(j)) | nibble(chunk.get(j + half)) << 4;
         }
     }
+}
+
+/// The nearest integer, ties to even, of a number of small magnitude; 0 for NaN. Baseline x86-64 has no instruction for it, but numbers of this
+/// size have no bits behind the point.
+#[inline(always)]
+fn nearest(x: f32) -> i8 {
+    const WHOLE: f32 = (3 << 22) as f32;
+    ((x + WHOLE) - WHOLE) as i8
 }
 
 /// Decodes one row; the inverse of [`encode_row`] but for rounding.
@@ -207,7 +212,7 @@ impl SketchQueries {
             {
                 let mut bytes = [0; 4];
                 for (byte, x) in bytes.iter_mut().zip(four) {
-                    let value = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+                    let value = nearest((x * inverse).clamp(-127.0, 127.0));
                     sum += i32::from(value);
                     *byte = value as u8;
                 }
@@ -377,11 +382,14 @@ struct Rows<'a> {
     queries: &'a SketchQueries,
 }
 
+/// Words of a tile of the widest rows.
+const WORDS_MAX: usize = RANK_MAX / 2 * TILE_ROWS;
+
 /// Values of one tile of rows, transposed.
 struct Tile {
-    /// `[words][TILE_ROWS]`: four bytes for i8, eight nibbles (low halves first) for i4, two f16 of the same half-word order for f16
-    /// as `[rank][TILE_ROWS]`.
-    words: [u32; RANK_MAX * TILE_ROWS / 2],
+    /// `[words][TILE_ROWS]` of four bytes for i8, of eight nibbles (low halves first) for i4; `[rank][TILE_ROWS]` of f16. Initialised as far as the
+    /// rank goes.
+    words: [MaybeUninit<u32>; WORDS_MAX],
     scales: [f16; TILE_ROWS],
     scores: [f32; QUERY_TILE * TILE_ROWS],
 }
@@ -390,54 +398,97 @@ impl Tile {
     #[inline(always)]
     fn new() -> Tile {
         Tile {
-            words: [0; RANK_MAX * TILE_ROWS / 2],
+            words: [const { MaybeUninit::uninit() }; WORDS_MAX],
             scales: [f16::ZERO; TILE_ROWS],
             scores: [0.0; QUERY_TILE * TILE_ROWS],
         }
     }
 
+    /// Sets all words that rows of this shape use. To be called before [`Tile::fill`] and [`Tile::score`].
+    #[inline(always)]
+    fn clear(&mut self, rows: &Rows) {
+        let words = match rows.ty {
+            SketchType::F16 => rows.rank.div_ceil(2),
+            SketchType::I8 => rows.rank.div_ceil(4),
+            SketchType::I4 => rows.rank.div_ceil(8),
+        };
+        self.words[..words * TILE_ROWS].fill(MaybeUninit::new(0));
+    }
+
     /// Takes `count` rows from `first` on. What the other rows of the tile hold has no meaning.
     #[inline(always)]
-    fn fill<S: Simd>(&mut self, _s: S, rows: &Rows, first: usize, count: usize) {
-        let row_bytes = rows.ty.row_bytes(rows.rank);
-        for (row, bytes) in rows.bytes[first * row_bytes..].chunks_exact(row_bytes.max(1)).take(count).enumerate() {
-            if rows.ty == SketchType::F16 {
-                let halves: &mut [u16] = bytemuck::cast_slice_mut(&mut self.words);
-                for (i, value) in bytes.chunks_exact(2).enumerate() {
-                    halves[i * TILE_ROWS + row] = u16::from_le_bytes([value[0], value[1]]);
+    fn fill<S: Simd>(&mut self, s: S, rows: &Rows, first: usize, count: usize) {
+        let rank = rows.rank;
+        let row_bytes = rows.ty.row_bytes(rank);
+        let bytes = &rows.bytes[first * row_bytes..][..count * row_bytes];
+        let words = match rows.ty {
+            SketchType::F16 => rank / 2,
+            SketchType::I8 => rank / 4,
+            SketchType::I4 => rank / 8,
+        };
+        assert!(words * TILE_ROWS <= WORDS_MAX && count <= TILE_ROWS);
+        // Four words at a time, the last four possibly a second time.
+        let together = if words < 4 { 0 } else { count / S::LANES * S::LANES };
+        for row in (0..together).step_by(S::LANES) {
+            for word in (0..words).step_by(4) {
+                let word = word.min(words - 4);
+                // SAFETY: rows up to `row + LANES` are inside `bytes`, each with at least `4 * words` bytes; the tile has room for `words`.
+                unsafe {
+                    let from = bytes.as_ptr().add(row * row_bytes + 4 * word);
+                    let to = self.words.as_mut_ptr().cast::<u32>().add(word * TILE_ROWS + row);
+                    s.transpose4(from, row_bytes, to, TILE_ROWS);
                 }
-                continue;
             }
-            let (values, scale) = bytes.split_at(row_bytes - 2);
-            self.scales[row] = f16::from_le_bytes([scale[0], scale[1]]);
-            let flip = if rows.ty == SketchType::I8 { u32::from_ne_bytes([S::ROW_BIAS; 4]) } else { 0 };
-            let whole = values.chunks_exact(4);
-            let rest = whole.remainder();
-            let tail_is_short = rows.ty == SketchType::I4 && tail_bytes(rows.rank) > 0;
-            let mut last = 0;
-            for (i, word) in whole.enumerate() {
-                self.words[i * TILE_ROWS + row] = u32::from_le_bytes([word[0], word[1], word[2], word[3]]) ^ flip;
-                last = i + 1;
+        }
+        for row in together..count {
+            for word in 0..words {
+                let at = row * row_bytes + 4 * word;
+                let value = u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+                self.words[word * TILE_ROWS + row].write(value);
             }
-            if tail_is_short {
-                self.take_nibble_tail(rows.rank, values, row);
-            } else if !rest.is_empty() {
-                let mut word = [0; 4];
-                word[..rest.len()].copy_from_slice(rest);
-                self.words[last * TILE_ROWS + row] = u32::from_le_bytes(word) ^ flip;
+        }
+        if rows.ty == SketchType::F16 {
+            self.split_halves(words);
+            if rank % 2 == 1 {
+                for (row, bytes) in bytes.chunks_exact(row_bytes.max(1)).enumerate() {
+                    // Rows of the last value are the low halves of one row of words and a bit.
+                    let value = u16::from_le_bytes([bytes[row_bytes - 2], bytes[row_bytes - 1]]);
+                    // SAFETY: `clear` initialised the words of an odd rank too: value `rank - 1` of all rows is inside.
+                    unsafe { self.words.as_mut_ptr().cast::<u16>().add((rank - 1) * TILE_ROWS + row).write(value) };
+                }
+            }
+            return;
+        }
+        let whole_bytes = 4 * words;
+        for (row, bytes) in bytes.chunks_exact(row_bytes.max(1)).enumerate() {
+            self.scales[row] = f16::from_le_bytes([bytes[row_bytes - 2], bytes[row_bytes - 1]]);
+            let rest = &bytes[whole_bytes..row_bytes - 2];
+            if !rest.is_empty() {
+                let word = if rows.ty == SketchType::I4 { nibble_tail(rank, rest) } else { byte_tail(rest) };
+                self.words[words * TILE_ROWS + row].write(word);
             }
         }
     }
 
-    /// Puts the last, shorter chunk of an i4 row into the order of the others.
-    fn take_nibble_tail(&mut self, rank: usize, values: &[u8], row: usize) {
-        let chunk = rank / 8;
-        let tail = &values[chunk * 4..];
-        let mut word = 0;
-        for i in 0..rank % 8 {
-            word |= u32::from(nibble_of(tail, i)) << (8 * (i % 4) + 4 * (i / 4));
+    /// Splits words of two f16 each, `[words][TILE_ROWS]`, into `[2 * words][TILE_ROWS]` of f16, in place.
+    #[inline(always)]
+    fn split_halves(&mut self, words: usize) {
+        for word in 0..words {
+            let pairs = &mut self.words[word * TILE_ROWS..][..TILE_ROWS];
+            let mut copy = [0u32; TILE_ROWS];
+            for (copy, pair) in copy.iter_mut().zip(pairs.iter()) {
+                // SAFETY: `clear` initialised all words of the rank.
+                *copy = unsafe { pair.assume_init() };
+            }
+            let halves = pairs.as_mut_ptr().cast::<u16>();
+            for (row, pair) in copy.into_iter().enumerate() {
+                // SAFETY: TILE_ROWS words are room for twice as many halves.
+                unsafe {
+                    halves.add(row).write(pair as u16);
+                    halves.add(TILE_ROWS + row).write((pair >> 16) as u16);
+                }
+            }
         }
-        self.words[chunk * TILE_ROWS + row] = word;
     }
 
     /// Fills `scores`, `[queries][TILE_ROWS]`, with `factor` times the scores of `count` queries from `first` on.
@@ -509,7 +560,7 @@ impl Tile {
         for i in 0..rows.rank.div_ceil(4) {
             // SAFETY: `i` is inside the rank, and the caller's promise.
             unsafe {
-                let p = self.words.as_ptr().add(i * TILE_ROWS + row);
+                let p = self.words.as_ptr().cast::<u32>().add(i * TILE_ROWS + row);
                 let values = [s.load_i(p), s.load_i(p.add(S::LANES))];
                 for k in 0..Q {
                     let q = s.splat_i(*q.add(k * stride + i));
@@ -519,7 +570,7 @@ impl Tile {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.finish::<S, Q>(s, rows, first, row, factor, i32::from(S::ROW_BIAS), acc) };
+        unsafe { self.finish::<S, Q>(s, rows, first, row, factor, S::ROW_BIAS, acc) };
     }
 
     /// # Safety
@@ -533,7 +584,7 @@ impl Tile {
         for i in 0..rows.rank.div_ceil(8) {
             // SAFETY: `i` is inside the rank, a query has two words per chunk of eight, and the caller's promise.
             unsafe {
-                let p = self.words.as_ptr().add(i * TILE_ROWS + row);
+                let p = self.words.as_ptr().cast::<u32>().add(i * TILE_ROWS + row);
                 let packed = [s.load_i(p), s.load_i(p.add(S::LANES))];
                 let first_half = [s.and_i(packed[0], low), s.and_i(packed[1], low)];
                 let second_half = [s.and_i(s.shift_right_4(packed[0]), low), s.and_i(s.shift_right_4(packed[1]), low)];
@@ -579,6 +630,22 @@ impl Tile {
             }
         }
     }
+}
+
+/// The last bytes of an i8 row as a word.
+fn byte_tail(rest: &[u8]) -> u32 {
+    let mut word = [0; 4];
+    word[..rest.len()].copy_from_slice(rest);
+    u32::from_le_bytes(word)
+}
+
+/// The last, shorter chunk of an i4 row in the order of the others.
+fn nibble_tail(rank: usize, rest: &[u8]) -> u32 {
+    let mut word = 0;
+    for i in 0..rank % 8 {
+        word |= u32::from(nibble_of(rest, i)) << (8 * (i % 4) + 4 * (i / 4));
+    }
+    word
 }
 
 /// The largest token score of each group, token by token, over one task's groups.
@@ -628,6 +695,7 @@ impl Kernel for SumScores<'_> {
         let n_rows = self.out.len() * self.rows_per_group;
         let mut groups = GroupMaximum::new(self.out, self.rows_per_group);
         let mut tile = Tile::new();
+        tile.clear(&self.rows);
         for first in (0..n_rows).step_by(TILE_ROWS) {
             let count = TILE_ROWS.min(n_rows - first);
             tile.fill(s, &self.rows, self.first_row + first, count);
@@ -666,6 +734,7 @@ impl Kernel for TileWeights<'_> {
         let count = self.rows.queries.count;
         let stride = padded(count);
         let mut tile = Tile::new();
+        tile.clear(&self.rows);
         for (index, first) in
             (self.first_row..self.n_rows).step_by(TILE_ROWS).take(self.largest.len() / stride.max(1)).enumerate()
         {

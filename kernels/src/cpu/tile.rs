@@ -2,10 +2,10 @@
 
 use super::arch::Simd;
 
-/// Columns of a panel: three vectors of the widest instruction set, a multiple of three vectors of all others.
+/// Columns of a panel: three vectors of the widest instruction set, and a multiple of the microkernel's width for all others.
 pub(crate) const PANEL: usize = 48;
-/// Vectors of a row of the microkernel.
-const VECTORS: usize = 3;
+/// The most rows of a microkernel.
+pub(crate) const TILE_ROWS_MAX: usize = 8;
 
 /// A matrix of which element `(row, k)` lies at `start[row * row_stride + k * k_stride]`.
 #[derive(Clone, Copy)]
@@ -34,27 +34,43 @@ pub(crate) unsafe fn panel_product<S: Simd>(
     let mut row = 0;
     // SAFETY: each call stays inside `rows`; the rest is the caller's promise.
     unsafe {
-        while S::TILE_ROWS == 8 && row + 8 <= rows {
-            row_tile::<S, 8>(s, a, row, depth, b, c, add);
-            row += 8;
-        }
-        while row + 4 <= rows {
-            row_tile::<S, 4>(s, a, row, depth, b, c, add);
-            row += 4;
-        }
-        while row < rows {
-            row_tile::<S, 1>(s, a, row, depth, b, c, add);
-            row += 1;
+        // Sums in registers: 8 x 3 where there are 32 vectors, 6 x 2 where there are 16 (4 x 3 leaves too few for operands).
+        if S::TILE_ROWS == 8 {
+            while row + 8 <= rows {
+                row_tile::<S, 8, 3>(s, a, row, depth, b, c, add);
+                row += 8;
+            }
+            while row + 4 <= rows {
+                row_tile::<S, 4, 3>(s, a, row, depth, b, c, add);
+                row += 4;
+            }
+            while row < rows {
+                row_tile::<S, 1, 3>(s, a, row, depth, b, c, add);
+                row += 1;
+            }
+        } else {
+            while row + 6 <= rows {
+                row_tile::<S, 6, 2>(s, a, row, depth, b, c, add);
+                row += 6;
+            }
+            while row + 4 <= rows {
+                row_tile::<S, 4, 2>(s, a, row, depth, b, c, add);
+                row += 4;
+            }
+            while row < rows {
+                row_tile::<S, 1, 2>(s, a, row, depth, b, c, add);
+                row += 1;
+            }
         }
     }
 }
 
-/// `M` rows of [`panel_product`] from `row` on.
+/// `M` rows of [`panel_product`] from `row` on, `N` vectors of columns at a time.
 ///
 /// # Safety
 /// As [`panel_product`], and `row + M <= rows`.
 #[inline(always)]
-unsafe fn row_tile<S: Simd, const M: usize>(
+unsafe fn row_tile<S: Simd, const M: usize, const N: usize>(
     s: S,
     a: Strided,
     row: usize,
@@ -65,37 +81,37 @@ unsafe fn row_tile<S: Simd, const M: usize>(
 ) {
     let mut column = 0;
     while column < PANEL {
-        // SAFETY: `column + VECTORS * LANES <= PANEL` as PANEL is a multiple; the rest is the caller's promise.
+        // SAFETY: `column + N * LANES <= PANEL` as PANEL is a multiple: of 3 * 16 and 3 * 4, of 2 * 8 and 2 * 1; the rest is the caller's promise.
         unsafe {
             let a_row = a.start.add(row * a.row_stride);
             let c_row = c.add(row * PANEL + column);
-            let mut acc = [[s.splat(0.0); VECTORS]; M];
+            let mut acc = [[s.splat(0.0); N]; M];
             if add {
                 for m in 0..M {
-                    for j in 0..VECTORS {
+                    for j in 0..N {
                         acc[m][j] = s.load(c_row.add(m * PANEL + j * S::LANES));
                     }
                 }
             }
             for k in 0..depth {
                 let b_row = b.add(k * PANEL + column);
-                let mut b = [s.splat(0.0); VECTORS];
-                for j in 0..VECTORS {
+                let mut b = [s.splat(0.0); N];
+                for j in 0..N {
                     b[j] = s.load(b_row.add(j * S::LANES));
                 }
                 for m in 0..M {
                     let a = s.splat(*a_row.add(m * a.row_stride + k * a.k_stride));
-                    for j in 0..VECTORS {
+                    for j in 0..N {
                         acc[m][j] = s.fma(a, b[j], acc[m][j]);
                     }
                 }
             }
             for m in 0..M {
-                for j in 0..VECTORS {
+                for j in 0..N {
                     s.store(c_row.add(m * PANEL + j * S::LANES), acc[m][j]);
                 }
             }
         }
-        column += VECTORS * S::LANES;
+        column += N * S::LANES;
     }
 }

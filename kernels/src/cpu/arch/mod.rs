@@ -26,10 +26,10 @@ pub(crate) trait Simd: Copy {
     const DOT_VECTORS: usize;
     /// Vectors of a value row that the weighted sum keeps in registers, for four heads each.
     const SUM_VECTORS: usize;
-    /// Rows of the matrix microkernel, 3 vectors each: 4 or 8.
+    /// Rows of the matrix microkernel: 8, of 3 vectors each, or 6, of 2.
     const TILE_ROWS: usize;
-    /// What [`Simd::dot4`] wants added to signed bytes of a row: 0 (it takes them signed) or 128 (unsigned).
-    const ROW_BIAS: u8;
+    /// What [`Simd::dot4`] adds to the signed bytes of a row: 0, or 128 where the machine multiplies unsigned with signed ones.
+    const ROW_BIAS: i32;
 
     /// f32 vector.
     type F: Copy;
@@ -53,6 +53,9 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `LANES` values are writable at `p`; no alignment is needed, not even that of f16.
     unsafe fn store_f16(self, p: *mut f16, v: Self::F);
+
+    /// Asks for the cache line of `p`, which may be any address.
+    fn prefetch(self, p: *const f16);
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -84,11 +87,17 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `LANES` values are readable at `p`; no alignment is needed.
     unsafe fn load_i(self, p: *const u32) -> Self::I;
+    /// Transposes the first four words of `LANES` rows: `out[w * out_stride + row]` becomes word `w` (little endian) of `row`.
+    ///
+    /// # Safety
+    /// 16 bytes are readable at `rows + row * stride` for each row, `LANES` words writable at `out + w * out_stride` for each word; no alignment is
+    /// needed.
+    unsafe fn transpose4(self, rows: *const u8, stride: usize, out: *mut u32, out_stride: usize);
     fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Logical shift right of each 32-bit lane by 4.
     fn shift_right_4(self, v: Self::I) -> Self::I;
-    /// Per lane: `acc` plus the dot product of four bytes of `rows`, signed with [`Simd::ROW_BIAS`] added, and four signed bytes of `q`.
+    /// Per lane: `acc` plus the dot product of four signed bytes of `rows`, each with [`Simd::ROW_BIAS`] added, and four signed bytes of `q`.
     fn dot4(self, acc: Self::I, rows: Self::I, q: Self::I) -> Self::I;
     /// The same for bytes of `rows` from 0 to 15.
     fn dot4_nibbles(self, acc: Self::I, rows: Self::I, q: Self::I) -> Self::I;
@@ -108,9 +117,9 @@ pub(crate) trait Simd: Copy {
 }
 
 /// `(2^x - 1) / x` on [-1/2, 1/2], interpolated at Chebyshev nodes; lowest power first.
-pub(super) const EXP2_4: [f32; 4] = [0.693_136_75, 0.240_225_3, 0.055_838_283, 0.009_656_710_6];
+pub(super) const EXP2_4: [f32; 4] = [0.693_136_75, 0.240_225_3, 0.055_838_283, 0.009_656_711];
 /// The same, one degree more.
-pub(super) const EXP2_5: [f32; 5] = [0.693_147_2, 0.240_223_5, 0.055_503_81, 0.009_666_368, 0.001_338_130_2];
+pub(super) const EXP2_5: [f32; 5] = [std::f32::consts::LN_2, 0.240_223_5, 0.055_503_81, 0.009_666_368, 0.001_338_130_2];
 /// `(e^x - 1) / x` on [-ln 2 / 2, ln 2 / 2], the same way.
 const EXP_6: [f32; 6] = [1.0, 0.5, 0.166_665_05, 0.041_666_467, 0.008_369_149, 0.001_393_364_3];
 

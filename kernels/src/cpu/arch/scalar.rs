@@ -12,8 +12,8 @@ impl Simd for Scalar {
     const LANES: usize = 1;
     const DOT_VECTORS: usize = 2;
     const SUM_VECTORS: usize = 2;
-    const TILE_ROWS: usize = 4;
-    const ROW_BIAS: u8 = 0;
+    const TILE_ROWS: usize = 6;
+    const ROW_BIAS: i32 = 0;
 
     type F = f32;
     type I = u32;
@@ -43,6 +43,8 @@ impl Simd for Scalar {
         unsafe { p.write_unaligned(f16::from_f32(v)) }
     }
 
+    #[inline(always)]
+    fn prefetch(self, _p: *const f16) {}
     #[inline(always)]
     fn add(self, a: f32, b: f32) -> f32 {
         a + b
@@ -106,6 +108,15 @@ impl Simd for Scalar {
     unsafe fn load_i(self, p: *const u32) -> u32 {
         // SAFETY: the caller's promise.
         unsafe { p.read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn transpose4(self, rows: *const u8, _stride: usize, out: *mut u32, out_stride: usize) {
+        // SAFETY: the caller's promise; there is one row.
+        let words = unsafe { rows.cast::<[u32; 4]>().read_unaligned() };
+        for (i, word) in words.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { out.add(i * out_stride).write_unaligned(u32::from_le(word)) };
+        }
     }
     #[inline(always)]
     fn and_i(self, a: u32, b: u32) -> u32 {

@@ -61,6 +61,39 @@ impl Kernel for Reductions<'_> {
     }
 }
 
+struct Transpose<'a> {
+    bytes: &'a [u8],
+    stride: usize,
+}
+
+impl Kernel for Transpose<'_> {
+    /// Lanes, and words `[4][LANES_MAX]`.
+    type Output = (usize, [u32; 4 * LANES_MAX]);
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let mut out = [7; 4 * LANES_MAX];
+        assert!((S::LANES - 1) * self.stride + 16 <= self.bytes.len());
+        // SAFETY: the rows are inside by the assertion, and four rows of LANES_MAX are writable.
+        unsafe { s.transpose4(self.bytes.as_ptr(), self.stride, out.as_mut_ptr(), LANES_MAX) };
+        (S::LANES, out)
+    }
+}
+
+#[test]
+fn words_are_transposed() {
+    let bytes: Vec<u8> = (0..1024u32).map(|i| (i * 7 + i / 256) as u8).collect();
+    for isa in Isa::available() {
+        for stride in [16, 17, 34, 50] {
+            let (lanes, words) = dispatch(isa, Transpose { bytes: &bytes, stride });
+            for (at, &word) in words.iter().enumerate() {
+                let (w, row) = (at / LANES_MAX, at % LANES_MAX);
+                let expected =
+                    if row < lanes { std::array::from_fn(|i| bytes[row * stride + 4 * w + i]) } else { [7, 0, 0, 0] };
+                assert_eq!(word.to_le_bytes(), expected, "{isa:?} stride {stride} word {w} row {row}");
+            }
+        }
+    }
+}
+
 struct Integers<'a> {
     rows: &'a [u32],
     q: u32,
@@ -72,18 +105,16 @@ impl Kernel for Integers<'_> {
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let n = self.rows.len();
         let (mut full, mut low, mut high) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
-        let bias = u32::from_ne_bytes([S::ROW_BIAS; 4]);
         let q = s.splat_i(self.q);
         let q_sum: i32 = self.q.to_le_bytes().iter().map(|&b| i32::from(b as i8)).sum();
         let mask = s.splat_i(0x0f0f_0f0f);
-        let biased: Vec<u32> = self.rows.iter().map(|word| word ^ bias).collect();
         assert!(n.is_multiple_of(S::LANES));
         for i in (0..n).step_by(S::LANES) {
             // SAFETY: LANES values from `i` on are inside all vectors.
             unsafe {
                 let zero = s.splat_i(0);
-                let sum = s.dot4(zero, s.load_i(biased.as_ptr().add(i)), q);
-                let sum = s.sub_i(sum, s.splat_i((i32::from(S::ROW_BIAS) * q_sum) as u32));
+                let sum = s.dot4(zero, s.load_i(self.rows.as_ptr().add(i)), q);
+                let sum = s.sub_i(sum, s.splat_i((S::ROW_BIAS * q_sum) as u32));
                 let rows = s.load_i(self.rows.as_ptr().add(i));
                 let low_sum = s.dot4_nibbles(zero, s.and_i(rows, mask), q);
                 let high_sum = s.dot4_nibbles(zero, s.and_i(s.shift_right_4(rows), mask), q);

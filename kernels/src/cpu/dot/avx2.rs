@@ -106,9 +106,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn gather_bits(self, p: *const u8, at: [usize; GROUP_MAX]) -> __m256i {
         proven! {
-            let bits = |i: usize| i32::from(u16::from_le_bytes(p.add(at[i]).cast::<[u8; 2]>().read_unaligned()));
+            let bits = [0, 1].map(|i| i32::from(u16::from_le_bytes(p.add(at[i]).cast::<[u8; 2]>().read_unaligned())));
             // The first byte of the two goes to the first eight lanes, the second to the others; each lane keeps its own bit.
-            let pairs = _mm256_set_m128i(_mm_cvtsi32_si128(bits(1)), _mm_cvtsi32_si128(bits(0)));
+            let pairs = _mm256_set_m128i(_mm_cvtsi32_si128(bits[1]), _mm_cvtsi32_si128(bits[0]));
             let spread = _mm256_set_epi64x(0x0101_0101_0101_0101, 0, 0x0101_0101_0101_0101, 0);
             let own = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
             let kept = _mm256_and_si256(_mm256_shuffle_epi8(pairs, spread), own);
@@ -156,6 +156,10 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn signed_bias(self, _x: [__m256i; 2]) -> __m256i {
+        proven!(_mm256_setzero_si256())
+    }
+    #[inline(always)]
+    fn zero_ints(self) -> __m256i {
         proven!(_mm256_setzero_si256())
     }
     #[inline(always)]

@@ -151,6 +151,10 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn zero_ints(self) -> __m512i {
+        proven!(_mm512_setzero_si512())
+    }
+    #[inline(always)]
     fn sub_ints(self, a: __m512i, b: __m512i) -> __m512i {
         proven!(_mm512_sub_epi32(a, b))
     }

@@ -2,7 +2,6 @@
 
 use super::{RowDot, RowShape, Simd};
 use crate::cpu::gemv::Activations;
-use std::array::from_fn;
 
 /// Largest vector in bytes of f32.
 const VECTOR_BYTES_MAX: usize = 64;
@@ -53,7 +52,10 @@ impl<T: FloatType> RowDot for FloatRow<T> {
     ) -> [[f32; N]; R] {
         // Two sums for each dot product: one fused multiply-add takes about four cycles, and two start in each.
         let mut acc = [[[simd.zero(); 2]; N]; R];
-        let xs: [*const f32; N] = from_fn(|n| x.floats(first + n).as_ptr());
+        let mut xs = [std::ptr::null(); N];
+        for n in 0..N {
+            xs[n] = x.floats(first + n).as_ptr();
+        }
         let whole = shape.cols / S::WIDTH;
         // SAFETY: the caller vouches for `R` rows of `cols` weights at `w` and `N` rows of `x`, which are padded with zeros to whole
         // vectors; every vector of weights that is read lies within its row or in the zeroed `last`.
@@ -62,7 +64,7 @@ impl<T: FloatType> RowDot for FloatRow<T> {
                 for r in 0..R {
                     let p = w.add(r * shape.row_bytes + 2 * pair * S::WIDTH * T::BYTES);
                     for line in (0..2 * S::WIDTH * T::BYTES).step_by(64) {
-                        simd.prefetch(p.wrapping_add(shape.prefetch + line));
+                        simd.prefetch(w.wrapping_add(shape.prefetch + (pair * R + r) * 2 * S::WIDTH * T::BYTES + line));
                     }
                     for half in 0..2 {
                         let weights = T::load(simd, p.add(half * S::WIDTH * T::BYTES));
@@ -87,6 +89,12 @@ impl<T: FloatType> RowDot for FloatRow<T> {
                 }
             }
         }
-        from_fn(|r| from_fn(|n| simd.sum(simd.add(acc[r][n][0], acc[r][n][1]))))
+        let mut dots = [[0.0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                dots[r][n] = simd.sum(simd.add(acc[r][n][0], acc[r][n][1]));
+            }
+        }
+        dots
     }
 }

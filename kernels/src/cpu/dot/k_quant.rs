@@ -3,7 +3,6 @@
 use super::{BLOCK, GROUP_MAX, PIECE, RowDot, RowShape, Simd};
 use crate::cpu::gemv::Activations;
 use crate::quant::k_scales;
-use std::array::from_fn;
 
 /// Sub-blocks of 32 weights in a block.
 const SUB_BLOCKS: usize = 8;
@@ -41,19 +40,24 @@ impl<const FIFTH: bool> ScaleMin<FIFTH> {
     /// There is a whole block at `p`.
     #[inline(always)]
     unsafe fn codes<S: Simd>(simd: S, p: *const u8, step: usize) -> [S::Bytes; 2] {
-        let sub = |i: usize| step * S::GROUP + i % S::GROUP;
-        let by = from_fn(|i| 4 * (sub(i) % 2) as u8);
-        from_fn(|half| {
-            let at = from_fn(|i| Self::NIBBLES + 32 * (sub(i) / 2) + PIECE * half);
+        let (mut at, mut by, mut fifth) = ([0; GROUP_MAX], [0; GROUP_MAX], [0; GROUP_MAX]);
+        for i in 0..S::GROUP {
+            let sub = step * S::GROUP + i;
+            at[i] = Self::NIBBLES + 32 * (sub / 2);
+            by[i] = 4 * (sub % 2) as u8;
+            fifth[i] = sub as u8;
+        }
+        let mut codes = [simd.splat_bytes(0); 2];
+        for half in 0..2 {
             // SAFETY: offsets are below 16 or 48 plus 128, the length of the block that the caller vouches for.
-            let low = simd.shift_mask(unsafe { simd.gather(p, at) }, by, 0xf);
-            if !FIFTH {
-                return low;
+            codes[half] = simd.shift_mask(unsafe { simd.gather(p.add(PIECE * half), at) }, by, 0xf);
+            if FIFTH {
+                // SAFETY: the 32 bytes of fifth bits start at 16.
+                let high = unsafe { simd.gather(p.add(16 + PIECE * half), [0; GROUP_MAX]) };
+                codes[half] = simd.or(codes[half], simd.shift_left_4(simd.shift_mask(high, fifth, 1)));
             }
-            // SAFETY: the 32 bytes of fifth bits start at 16.
-            let high = unsafe { simd.gather(p, [16 + PIECE * half; GROUP_MAX]) };
-            simd.or(low, simd.shift_left_4(simd.shift_mask(high, from_fn(|i| sub(i) as u8), 1)))
-        })
+        }
+        codes
     }
 }
 
@@ -79,8 +83,9 @@ impl<const FIFTH: bool> RowDot for ScaleMin<FIFTH> {
                     let (scales, block_mins) = k_scales(p.add(4).cast::<[u8; 12]>().read_unaligned());
                     let scales = simd.scale_oct(simd.oct_from_bytes(scales), half(simd, p));
                     let block_mins = simd.scale_oct(simd.oct_from_bytes(block_mins), -half(simd, p.add(2)));
-                    let scales: [S::Oct; N] = from_fn(|n| simd.mul_oct(scales, x.scales_oct(simd, first + n, block)));
+                    let mut products = [scales; N];
                     for n in 0..N {
+                        products[n] = simd.mul_oct(scales, x.scales_oct(simd, first + n, block));
                         mins[r][n] = simd.fma_oct(block_mins, x.sums_oct(simd, first + n, block), mins[r][n]);
                     }
                     for step in 0..SUB_BLOCKS / S::GROUP {
@@ -88,13 +93,19 @@ impl<const FIFTH: bool> RowDot for ScaleMin<FIFTH> {
                         for n in 0..N {
                             let codes_x = x.codes(simd, first + n, block * (SUB_BLOCKS / S::GROUP) + step);
                             let dot = simd.to_floats(simd.dot2(codes, codes_x));
-                            acc[r][n] = simd.fma(dot, simd.spread_oct(scales[n], step), acc[r][n]);
+                            acc[r][n] = simd.fma(dot, simd.spread_oct(products[n], step), acc[r][n]);
                         }
                     }
                 }
             }
         }
-        from_fn(|r| from_fn(|n| simd.sum(acc[r][n]) + simd.sum_oct(mins[r][n])))
+        let mut dots = [[0.0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                dots[r][n] = simd.sum(acc[r][n]) + simd.sum_oct(mins[r][n]);
+            }
+        }
+        dots
     }
 }
 
@@ -113,16 +124,24 @@ impl Q6K {
     /// There is a whole block at `p`.
     #[inline(always)]
     unsafe fn codes<S: Simd>(simd: S, p: *const u8, step: usize) -> [S::Bytes; 2] {
-        let sub = |i: usize| step * S::GROUP + i % S::GROUP;
-        from_fn(|half| {
-            let low_at = from_fn(|i| 64 * (sub(i) / 4) + 32 * (sub(i) % 2) + PIECE * half);
-            let high_at = from_fn(|i| 128 + 32 * (sub(i) / 4) + PIECE * half);
+        let (mut low_at, mut high_at) = ([0; GROUP_MAX], [0; GROUP_MAX]);
+        let (mut low_by, mut high_by) = ([0; GROUP_MAX], [0; GROUP_MAX]);
+        for i in 0..S::GROUP {
+            let sub = step * S::GROUP + i;
+            low_at[i] = 64 * (sub / 4) + 32 * (sub % 2);
+            low_by[i] = 4 * (sub % 4 / 2) as u8;
+            high_at[i] = 128 + 32 * (sub / 4);
+            high_by[i] = 2 * (sub % 4) as u8;
+        }
+        let mut codes = [simd.splat_bytes(0); 2];
+        for half in 0..2 {
             // SAFETY: offsets are at most 112 and 176, and 16 bytes each are read of the 210 that the caller vouches for.
-            let (low, high) = unsafe { (simd.gather(p, low_at), simd.gather(p, high_at)) };
-            let low = simd.shift_mask(low, from_fn(|i| 4 * (sub(i) % 4 / 2) as u8), 0xf);
-            let high = simd.shift_mask(high, from_fn(|i| 2 * (sub(i) % 4) as u8), 3);
-            simd.or(low, simd.shift_left_4(high))
-        })
+            let (low, high) =
+                unsafe { (simd.gather(p.add(PIECE * half), low_at), simd.gather(p.add(PIECE * half), high_at)) };
+            let high = simd.shift_left_4(simd.shift_mask(high, high_by, 3));
+            codes[half] = simd.or(simd.shift_mask(low, low_by, 0xf), high);
+        }
+        codes
     }
 }
 
@@ -145,28 +164,39 @@ impl RowDot for Q6K {
                     let p = w.add(r * shape.row_bytes + block * Self::BYTES);
                     prefetch(simd, p.wrapping_add(shape.prefetch), Self::BYTES);
                     let d = half(simd, p.add(208));
-                    let scales: [S::Oct; N] = from_fn(|n| simd.scale_oct(x.scales_oct(simd, first + n, block), d));
+                    let mut scales = [simd.zero_oct(); N];
+                    for n in 0..N {
+                        scales[n] = simd.scale_oct(x.scales_oct(simd, first + n, block), d);
+                    }
                     for step in 0..SUB_BLOCKS / S::GROUP {
                         let codes = Self::codes(simd, p, step);
-                        let scale: [S::Ints; 2] = from_fn(|half| {
-                            let at = from_fn(|i| (2 * (step * S::GROUP + i % S::GROUP) + half) as u8);
-                            simd.spread_scales(p.add(192), at)
-                        });
+                        let mut scale = [simd.zero_ints(); 2];
+                        for half in 0..2 {
+                            let mut at = [0; GROUP_MAX];
+                            for i in 0..S::GROUP {
+                                at[i] = (2 * (step * S::GROUP + i) + half) as u8;
+                            }
+                            scale[half] = simd.spread_scales(p.add(192), at);
+                        }
+                        let zero = simd.splat_bytes(Self::ZERO);
                         for n in 0..N {
                             let codes_x = x.codes(simd, first + n, block * (SUB_BLOCKS / S::GROUP) + step);
-                            let zero = simd.splat_bytes(Self::ZERO);
-                            let products: [S::Ints; 2] = from_fn(|half| {
-                                let dot =
-                                    simd.sub_ints(simd.dot(codes[half], codes_x[half]), simd.dot(zero, codes_x[half]));
-                                simd.mul_ints(dot, scale[half])
-                            });
-                            let dot = simd.to_floats(simd.add_ints(products[0], products[1]));
+                            let low = simd.sub_ints(simd.dot(codes[0], codes_x[0]), simd.dot(zero, codes_x[0]));
+                            let high = simd.sub_ints(simd.dot(codes[1], codes_x[1]), simd.dot(zero, codes_x[1]));
+                            let dot = simd.add_ints(simd.mul_ints(low, scale[0]), simd.mul_ints(high, scale[1]));
+                            let dot = simd.to_floats(dot);
                             acc[r][n] = simd.fma(dot, simd.spread_oct(scales[n], step), acc[r][n]);
                         }
                     }
                 }
             }
         }
-        from_fn(|r| from_fn(|n| simd.sum(acc[r][n])))
+        let mut dots = [[0.0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                dots[r][n] = simd.sum(acc[r][n]);
+            }
+        }
+        dots
     }
 }

@@ -86,6 +86,7 @@ pub(crate) trait Simd: Copy {
     /// [`Simd::signed_bias`] of the same `x`, computed once for all the rows that meet it.
     fn dot2_signed(self, w: [Self::Bytes; 2], x: [Self::Bytes; 2], bias: Self::Ints) -> Self::Ints;
     fn signed_bias(self, x: [Self::Bytes; 2]) -> Self::Ints;
+    fn zero_ints(self) -> Self::Ints;
     fn sub_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     fn mul_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;

@@ -86,23 +86,27 @@ impl<Q: Block32 + Copy> RowDot for Q {
         for step in 0..whole.max(blocks.div_ceil(S::GROUP)) {
             let present = blocks - step * S::GROUP;
             // In the last step pieces beyond the row repeat its last block; the activations there are 0.
-            let at: [usize; GROUP_MAX] =
-                std::array::from_fn(|i| if step < whole { i * Q::BYTES } else { i.min(present - 1) * Q::BYTES });
+            let mut at = [0; GROUP_MAX];
+            for (i, at) in at.iter_mut().enumerate() {
+                *at = if step < whole { i } else { i.min(present - 1) } * Q::BYTES;
+            }
             // SAFETY: the caller vouches for `R` rows of whole blocks at `w` and that `x` has rows `first..first + N` of the same
             // length, in the layout of `S`; `at` stays within the row.
             unsafe {
-                let codes_x: [[S::Bytes; 2]; N] = std::array::from_fn(|n| x.codes(simd, first + n, step));
-                let offsets: [S::Ints; N] = std::array::from_fn(|n| {
-                    if Q::SIGNED {
+                let mut codes_x = [[simd.splat_bytes(0); 2]; N];
+                let mut offsets = [simd.zero_ints(); N];
+                for n in 0..N {
+                    codes_x[n] = x.codes(simd, first + n, step);
+                    offsets[n] = if Q::SIGNED {
                         simd.signed_bias(codes_x[n])
                     } else {
                         simd.dot2([simd.splat_bytes(Q::ZERO); 2], codes_x[n])
-                    }
-                });
+                    };
+                }
                 for r in 0..R {
                     let p = w.add(r * shape.row_bytes + step * S::GROUP * Q::BYTES);
                     for line in (0..S::GROUP * Q::BYTES).step_by(64) {
-                        simd.prefetch(p.wrapping_add(shape.prefetch + line));
+                        simd.prefetch(w.wrapping_add(shape.prefetch + (step * R + r) * S::GROUP * Q::BYTES + line));
                     }
                     let codes = Q::codes(simd, p, at);
                     // Without a minimum the second half of the pair is codes, which `spread_first` leaves out.
@@ -124,11 +128,15 @@ impl<Q: Block32 + Copy> RowDot for Q {
                 }
             }
         }
-        std::array::from_fn(|r| {
-            std::array::from_fn(|n| {
-                let dot = simd.sum(acc[r][n]);
-                if Q::HAS_MIN { dot + simd.sum_second(mins[r][n]) } else { dot }
-            })
-        })
+        let mut dots = [[0.0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                dots[r][n] = simd.sum(acc[r][n]);
+                if Q::HAS_MIN {
+                    dots[r][n] += simd.sum_second(mins[r][n]);
+                }
+            }
+        }
+        dots
     }
 }

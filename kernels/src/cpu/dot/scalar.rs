@@ -125,6 +125,10 @@ impl Simd for Scalar {
         [0; 4]
     }
     #[inline(always)]
+    fn zero_ints(self) -> [i32; 4] {
+        [0; 4]
+    }
+    #[inline(always)]
     fn sub_ints(self, a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
         from_fn(|i| a[i] - b[i])
     }
