@@ -126,8 +126,10 @@ fn main() {
     let what = arguments.next();
     let wanted = |name: &str| what.as_deref().is_none_or(|what| what == name);
     let names: Vec<String> = arguments.collect();
-    let types: Vec<WeightType> =
-        WeightType::ALL.into_iter().filter(|dtype| names.is_empty() || names.iter().any(|name| name == dtype.name())).collect();
+    let types: Vec<WeightType> = WeightType::ALL
+        .into_iter()
+        .filter(|dtype| names.is_empty() || names.iter().any(|name| name == dtype.name()))
+        .collect();
     let pool = Pool::new(threads);
     println!("{threads} threads, {} detected", Isa::best().name());
     if wanted("pool") {
