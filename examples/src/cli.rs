@@ -7,7 +7,7 @@ use forebay::config::Policy;
 use forebay::sampler::{Sampler, SamplerOptions};
 use forebay::store::{DiskClass, IoBackend};
 use forebay::{Engine, EngineOptions, KvMemory, SessionOptions};
-use forebay_kernels::gemv::Precision;
+use forebay_kernels::Precision;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -156,7 +156,8 @@ pub fn parse_disk(text: &str) -> Result<DiskClass, String> {
     text.parse().map_err(|e| format!("{e}"))
 }
 
-fn parse_io(text: &str) -> Result<IoBackend, String> {
+/// Parses the name of an I/O backend.
+pub fn parse_io(text: &str) -> Result<IoBackend, String> {
     text.parse().map_err(|e| format!("{e}"))
 }
 

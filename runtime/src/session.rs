@@ -82,7 +82,14 @@ impl Session {
             Some(config) => {
                 let alignment = engine.alignment()?;
                 let open = |layout: &_, groups, arenas: &[_]| engine.open_store(layout, groups, arenas);
-                KvCache::Tiered(Box::new(TieredCache::new(shape, config.clone(), capacity, prefill_chunk, alignment, open)?))
+                KvCache::Tiered(Box::new(TieredCache::new(
+                    shape,
+                    config.clone(),
+                    capacity,
+                    prefill_chunk,
+                    alignment,
+                    open,
+                )?))
             }
         };
         let transformer = engine.transformer();

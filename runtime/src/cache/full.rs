@@ -27,7 +27,15 @@ impl FullCache {
         let layout = full_layout(shape);
         let records = capacity.div_ceil(FULL_GROUP).max(1);
         let memory = Arena::new(shape.layers * records * layout.stride)?;
-        Ok(FullCache { layout, memory, records, capacity, table: BlockTable::new(records), tokens: 0, prefill_tokens: 0 })
+        Ok(FullCache {
+            layout,
+            memory,
+            records,
+            capacity,
+            table: BlockTable::new(records),
+            tokens: 0,
+            prefill_tokens: 0,
+        })
     }
 
     /// Tokens held.
@@ -75,9 +83,11 @@ impl FullCache {
         // SAFETY: no I/O ever touches this arena, and nothing writes to it while `&mut self` is held here.
         let bytes = unsafe { self.memory.slice(self.layer_range(layer)) };
         let layout = self.layout;
-        let pieces = bytes.chunks_exact(layout.stride).enumerate().take(count.div_ceil(FULL_GROUP)).map(|(i, record)| {
-            layout.piece(record, (count - i * FULL_GROUP).min(FULL_GROUP))
-        });
+        let pieces = bytes
+            .chunks_exact(layout.stride)
+            .enumerate()
+            .take(count.div_ceil(FULL_GROUP))
+            .map(|(i, record)| layout.piece(record, (count - i * FULL_GROUP).min(FULL_GROUP)));
         self.table.fill(pieces, |pieces| {
             attend(compute.pool, compute.isa, q, pieces, layout.kv_heads, layout.head_dim, compute.scale, scratch, out);
         });

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::plan::{PAST_BUFFER_BYTES, layer_buffer_bytes};
 use crate::store::{Arena, ReadPlan, Store, Ticket};
 use forebay_kernels::covariance::covariance_add;
-use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
 use forebay_kernels::dense::project;
+use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
 use forebay_kernels::sketch::encode_row;
 use std::ops::Range;
 use std::sync::Arc;
@@ -151,7 +151,9 @@ impl TieredCache {
 
     /// Whether the prefill at hand makes the projections.
     fn wants_moments(&self) -> bool {
-        self.sizes.sketch_rows > 0 && self.tokens == 0 && self.prefill.as_ref().is_some_and(|p| p.count >= MIN_FIT_TOKENS)
+        self.sizes.sketch_rows > 0
+            && self.tokens == 0
+            && self.prefill.as_ref().is_some_and(|p| p.count >= MIN_FIT_TOKENS)
     }
 
     /// Causal attention of `rows` tokens from number `first` of the prefill on; `q` is replaced by the result.
@@ -167,12 +169,26 @@ impl TieredCache {
         let layout = self.sizes.layout;
         let (start, past_groups) = (self.tokens + first, self.group_now());
         attention.begin(rows);
-        let records =
-            |bytes| KvRecords { bytes, stride: layout.stride, group: layout.group, kv_heads: layout.kv_heads, d: layout.head_dim };
+        let records = |bytes| KvRecords {
+            bytes,
+            stride: layout.stride,
+            group: layout.group,
+            kv_heads: layout.kv_heads,
+            d: layout.head_dim,
+        };
         if self.store.is_some() {
             self.stream_groups(layer, 0..past_groups, |bytes, groups| {
                 let (first_key, count) = (groups.start * layout.group, groups.len() * layout.group);
-                attention.accumulate(compute.pool, compute.isa, q, start, &records(bytes), first_key, count, compute.scale);
+                attention.accumulate(
+                    compute.pool,
+                    compute.isa,
+                    q,
+                    start,
+                    &records(bytes),
+                    first_key,
+                    count,
+                    compute.scale,
+                );
                 Ok(())
             })?;
         } else {
@@ -280,7 +296,8 @@ impl TieredCache {
             self.prefill_state()?.writes[layer % 2] = Some(ticket);
         }
         self.encode_groups(compute, layer, first_group, &buffer[..complete * layout.stride]);
-        let record = |group: usize| &buffer[(group - first_group) * layout.stride..(group - first_group + 1) * layout.stride];
+        let record =
+            |group: usize| &buffer[(group - first_group) * layout.stride..(group - first_group + 1) * layout.stride];
         for group in first_group..end_group.min(self.sizes.sink_slots) {
             self.set_sink(layer, group, record(group));
         }
@@ -377,14 +394,7 @@ impl TieredCache {
 }
 
 /// Mean of `pool` keys from token `first` of a record on, less `mean`.
-fn pooled_key(
-    layout: &GroupLayout,
-    record: &[u8],
-    first: usize,
-    pool: usize,
-    mean: &[f32],
-    out: &mut [f32],
-) {
+fn pooled_key(layout: &GroupLayout, record: &[u8], first: usize, pool: usize, mean: &[f32], out: &mut [f32]) {
     for token in 0..pool {
         layout.read_key(record, first + token, token > 0, out);
     }

@@ -239,8 +239,19 @@ fn share(part: u64, whole: u64) -> String {
 }
 
 fn print_evaluation(reports: &[PolicyReport]) -> Outcome<()> {
-    let titles =
-        ["policy", "text", "KL", "agreement", "nll", "nll full", "KV memory", "of full", "reuse", "tok/s", "full tok/s"];
+    let titles = [
+        "policy",
+        "text",
+        "KL",
+        "agreement",
+        "nll",
+        "nll full",
+        "KV memory",
+        "of full",
+        "reuse",
+        "tok/s",
+        "full tok/s",
+    ];
     let mut table = Table::new(2, &titles);
     for r in reports {
         table.push(vec![
