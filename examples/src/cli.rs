@@ -194,12 +194,13 @@ pub fn plan_context(
         log::warn!("--context {context} is more than the {model_context} tokens that the model was trained on");
     }
     if prompt > limit {
-        let (place, limit) = match context {
-            Some(context) => ("--context", format!("{context} tokens are too few")),
-            None => ("the prompt", format!("is longer than the model's context of {model_context} tokens")),
+        let message = match context {
+            Some(context) => {
+                format!("--context {context}: the prompt has {prompt} tokens, expected a context of at least that")
+            }
+            None => format!("the prompt has {prompt} tokens, expected at most the model's context of {model_context}"),
         };
-        let what = format!("{limit}: the prompt has {prompt} tokens, expected at most the context's number");
-        return Err(Failure::usage(place, what));
+        return Err(Failure::Usage(message));
     }
     // The last token is drawn but never taken into the cache.
     let room = limit - prompt + 1;
@@ -228,7 +229,10 @@ mod tests {
     fn a_prompt_that_does_not_fit_names_both_numbers() {
         for error in [plan_context(100, None, 101, 1), plan_context(100, Some(64), 101, 1)] {
             let text = error.unwrap_err().to_string();
-            assert!(text.contains("101") && (text.contains("100 tokens") || text.contains("64 tokens")), "{text}");
+            assert!(
+                text.contains("101") && (text.contains("context of 100") || text.contains("--context 64")),
+                "{text}"
+            );
         }
     }
 

@@ -8,7 +8,7 @@ use crate::model::transformer::Transformer;
 use crate::model::{ChatTemplate, Model, Tokenizer};
 use crate::plan::{FULL_GROUP, MemoryPlan, ModelShape, full_layout, plan_full, prefill_chunk};
 use crate::session::{Session, SessionParts};
-use crate::store::{self, Arena, DiskClass, IoBackend, Store, StoreLayout, StoreOptions};
+use crate::store::{self, Arena, IoBackend, Store, StoreLayout, StoreOptions};
 use forebay_kernels::{Isa, Pool, Precision};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,8 +33,6 @@ pub struct EngineOptions {
     pub precision: Precision,
     /// Directory of the group store.
     pub store_dir: PathBuf,
-    /// Device class that reads and writes are slowed down to.
-    pub disk: DiskClass,
     /// How the store does its I/O.
     pub io: IoBackend,
     /// Verify the checksum of every record that is read.
@@ -49,7 +47,6 @@ impl Default for EngineOptions {
             threads: 0,
             precision: Precision::Fast,
             store_dir: std::env::temp_dir(),
-            disk: DiskClass::Native,
             io: IoBackend::Auto,
             verify: true,
             config: None,
@@ -189,20 +186,31 @@ impl Engine {
     /// Direct-I/O alignment of the store directory.
     pub(crate) fn alignment(&self) -> Result<usize> {
         let alignment = store::probe(&self.options.store_dir)?;
+        // Records follow each other in the file and in memory alike.
         Ok(alignment.offset.max(alignment.memory) as usize)
     }
 
-    pub(crate) fn open_store(&self, layout: &GroupLayout, groups: usize, arenas: &[Arc<Arena>]) -> Result<Store> {
+    pub(crate) fn open_store(
+        &self,
+        layout: &GroupLayout,
+        groups: usize,
+        plan_groups: usize,
+        arenas: &[Arc<Arena>],
+    ) -> Result<Store> {
         let c = self.model().config();
         let options = StoreOptions {
-            dir: self.options.store_dir.clone(),
             backend: self.options.io,
-            throttle: self.options.disk,
             fingerprint: self.model().fingerprint(),
-            verify: self.options.verify,
-            ..StoreOptions::default()
+            checksums: self.options.verify,
+            plan_groups_max: plan_groups,
+            ..StoreOptions::new(&self.options.store_dir)
         };
-        let layout = StoreLayout::new(c.layers, groups, layout.record_bytes(), layout.stride)?;
+        let alignment = store::probe(&self.options.store_dir)?;
+        let count = |what, n: usize| {
+            u32::try_from(n).map_err(|_| Error::argument(what, n, "a number below 2^32"))
+        };
+        let (layers, groups) = (count("layers", c.layers)?, count("groups", groups)?);
+        let layout = StoreLayout::new(layers, groups, count("record bytes", layout.record_bytes())?, alignment)?;
         Ok(Store::create(options, layout, arenas)?)
     }
 

@@ -94,5 +94,5 @@ impl Error {
     }
 }
 
-/// Result with the crate's error.
-pub type Result<T> = std::result::Result<T, Error>;
+/// Result with the crate's error by default.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

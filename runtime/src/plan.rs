@@ -177,8 +177,7 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
         0
     };
     // Selected, missing, kept and piece lists of the layer at hand and of the next one.
-    let lists =
-        (sizes.pieces() * (size_of::<forebay_kernels::attention::KvPiece<'_>>() + 16 * size_of::<u32>())) as u64;
+    let lists = (sizes.pieces() * (size_of::<forebay_kernels::attention::KvPiece<'_>>() + 16 * size_of::<u32>())) as u64;
     let item = |name, bytes| PlanItem { name, bytes };
     let kv = vec![
         item("sinks", per_layer(sizes.sink_slots)),
@@ -217,10 +216,7 @@ fn prefill_items(shape: &ModelShape, layout: &GroupLayout, tokens: usize, staged
     let q = shape.heads * shape.head_dim;
     let mut items = vec![
         item("hidden", tokens * shape.embed * size_of::<f32>()),
-        item(
-            "rows",
-            rows * (2 * q + 2 * shape.kv_heads * shape.head_dim + 2 * shape.embed + 2 * shape.ffn) * size_of::<f32>(),
-        ),
+        item("rows", rows * (2 * q + 2 * shape.kv_heads * shape.head_dim + 2 * shape.embed + 2 * shape.ffn) * size_of::<f32>()),
     ];
     if staged {
         items.push(item("layers", 2 * layer_buffer_bytes(layout, tokens)));

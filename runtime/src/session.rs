@@ -81,15 +81,8 @@ impl Session {
             None => KvCache::Full(FullCache::new(&shape, capacity)?),
             Some(config) => {
                 let alignment = engine.alignment()?;
-                let open = |layout: &_, groups, arenas: &[_]| engine.open_store(layout, groups, arenas);
-                KvCache::Tiered(Box::new(TieredCache::new(
-                    shape,
-                    config.clone(),
-                    capacity,
-                    prefill_chunk,
-                    alignment,
-                    open,
-                )?))
+                let open = |layout: &_, groups, plan_groups, arenas: &[_]| engine.open_store(layout, groups, plan_groups, arenas);
+                KvCache::Tiered(Box::new(TieredCache::new(shape, config.clone(), capacity, prefill_chunk, alignment, open)?))
             }
         };
         let transformer = engine.transformer();
@@ -153,7 +146,7 @@ impl Session {
     pub fn store_backend(&self) -> Option<&'static str> {
         match &self.cache {
             KvCache::Full(_) => None,
-            KvCache::Tiered(tier) => tier.store().map(|s| s.backend_name()),
+            KvCache::Tiered(tier) => tier.store().map(|s| s.capabilities().backend),
         }
     }
 
@@ -231,7 +224,7 @@ impl Session {
         for (index, chunk_tokens) in tokens.chunks(chunk).enumerate() {
             let count = chunk_tokens.len();
             let first_position = self.cache.tokens();
-            transformer.embed(chunk_tokens, &mut hidden)?;
+            transformer.embed(chunk_tokens, &mut hidden);
             self.cache.prefill_begin(count)?;
             for layer in 0..layers {
                 self.cache.prefill_layer_begin(layer)?;
@@ -301,7 +294,7 @@ impl Session {
         let layers = engine.shape().layers;
         let (q_width, kv_width) = engine.widths();
         let predicts = self.cache.wants_prediction();
-        transformer.embed(&[token], &mut self.hidden)?;
+        transformer.embed(&[token], &mut self.hidden);
         transformer.set_positions(&mut self.rows, self.tokens.len(), 1);
         transformer.set_positions(&mut self.ahead, self.tokens.len(), 1);
         if predicts {

@@ -272,7 +272,13 @@ impl ScoreScratch {
 
     /// Bytes that it holds.
     pub fn bytes(&self) -> usize {
-        size_of_val(&self.weights[..]) + size_of_val(&self.factors[..]) + size_of_val(&self.sums[..])
+        Self::bytes_for(self.max_queries, self.max_rows)
+    }
+
+    /// Bytes that one for up to `max_queries` queries and `max_rows` rows holds.
+    pub fn bytes_for(max_queries: usize, max_rows: usize) -> usize {
+        let tiles = max_rows.div_ceil(TILE_ROWS);
+        tiles * (max_queries * TILE_ROWS * size_of::<f16>() + 2 * padded(max_queries) * size_of::<f32>())
     }
 }
 

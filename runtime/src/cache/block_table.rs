@@ -5,7 +5,6 @@ use forebay_kernels::attention::KvPiece;
 /// A list of pieces whose room is taken once.
 ///
 /// Between two steps the list is empty; while it holds pieces, the borrow in [`BlockTable::fill`] keeps their memory alive.
-#[derive(Debug)]
 pub struct BlockTable {
     pieces: Vec<KvPiece<'static>>,
 }
@@ -17,11 +16,7 @@ impl BlockTable {
     }
 
     /// Gathers `pieces` and hands them to `read`; nothing is allocated while they fit the room.
-    pub fn fill<'a, R>(
-        &mut self,
-        pieces: impl Iterator<Item = KvPiece<'a>>,
-        read: impl FnOnce(&[KvPiece<'a>]) -> R,
-    ) -> R {
+    pub fn fill<'a, R>(&mut self, pieces: impl Iterator<Item = KvPiece<'a>>, read: impl FnOnce(&[KvPiece<'a>]) -> R) -> R {
         debug_assert!(self.pieces.is_empty());
         let mut list: Vec<KvPiece<'a>> = std::mem::take(&mut self.pieces);
         list.extend(pieces);

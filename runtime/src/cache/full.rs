@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::plan::{FULL_GROUP, ModelShape, full_layout};
 use crate::store::Arena;
 use forebay_kernels::attention::{AttentionScratch, attend};
-use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
+use forebay_kernels::prefill_attention::PrefillAttention;
 use std::sync::Arc;
 
 /// K and V of all tokens: `[layers][records]`, each record as in `docs/formats.md` with 256 tokens.
@@ -27,15 +27,7 @@ impl FullCache {
         let layout = full_layout(shape);
         let records = capacity.div_ceil(FULL_GROUP).max(1);
         let memory = Arena::new(shape.layers * records * layout.stride)?;
-        Ok(FullCache {
-            layout,
-            memory,
-            records,
-            capacity,
-            table: BlockTable::new(records),
-            tokens: 0,
-            prefill_tokens: 0,
-        })
+        Ok(FullCache { layout, memory, records, capacity, table: BlockTable::new(records), tokens: 0, prefill_tokens: 0 })
     }
 
     /// Tokens held.
@@ -83,11 +75,9 @@ impl FullCache {
         // SAFETY: no I/O ever touches this arena, and nothing writes to it while `&mut self` is held here.
         let bytes = unsafe { self.memory.slice(self.layer_range(layer)) };
         let layout = self.layout;
-        let pieces = bytes
-            .chunks_exact(layout.stride)
-            .enumerate()
-            .take(count.div_ceil(FULL_GROUP))
-            .map(|(i, record)| layout.piece(record, (count - i * FULL_GROUP).min(FULL_GROUP)));
+        let pieces = bytes.chunks_exact(layout.stride).enumerate().take(count.div_ceil(FULL_GROUP)).map(|(i, record)| {
+            layout.piece(record, (count - i * FULL_GROUP).min(FULL_GROUP))
+        });
         self.table.fill(pieces, |pieces| {
             attend(compute.pool, compute.isa, q, pieces, layout.kv_heads, layout.head_dim, compute.scale, scratch, out);
         });
@@ -143,13 +133,7 @@ impl FullCache {
     ) -> Result<()> {
         // SAFETY: no I/O ever touches this arena, and nothing writes to it while `&mut self` is held here.
         let bytes = unsafe { self.memory.slice(self.layer_range(layer)) };
-        let records = KvRecords {
-            bytes,
-            stride: self.layout.stride,
-            group: FULL_GROUP,
-            kv_heads: self.layout.kv_heads,
-            d: self.layout.head_dim,
-        };
+        let records = self.layout.records(bytes);
         let start = self.tokens + first;
         attention.begin(rows);
         attention.accumulate(compute.pool, compute.isa, q, start, &records, 0, start + rows, compute.scale);

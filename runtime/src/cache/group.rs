@@ -1,7 +1,9 @@
 //! Geometry of a group record: `[K][V]`, each `[kv_heads][group][head_dim]` in f16.
 
 use forebay_kernels::attention::KvPiece;
+use forebay_kernels::prefill_attention::KvRecords;
 use half::f16;
+use half::slice::HalfBitsSliceExt;
 
 /// Shape and placement of the records of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +44,15 @@ impl GroupLayout {
         self.kv_heads * self.group * self.head_dim
     }
 
+    fn values<'a>(&self, record: &'a [u8]) -> &'a [f16] {
+        bytemuck::cast_slice::<u8, u16>(&record[..self.record_bytes()]).reinterpret_cast()
+    }
+
     /// Writes token `index` of a record from f32 rows `k`, `v`: `[kv_heads][head_dim]`.
     pub fn write_token(&self, record: &mut [u8], index: usize, k: &[f32], v: &[f32]) {
         let d = self.head_dim;
-        let values: &mut [f16] = bytemuck::cast_slice_mut(&mut record[..self.record_bytes()]);
+        let values: &mut [u16] = bytemuck::cast_slice_mut(&mut record[..self.record_bytes()]);
+        let values: &mut [f16] = values.reinterpret_cast_mut();
         let (k_plane, v_plane) = values.split_at_mut(self.plane());
         for head in 0..self.kv_heads {
             let at = (head * self.group + index) * d;
@@ -60,7 +67,7 @@ impl GroupLayout {
     /// Reads the key of token `index` into `out`: `[kv_heads][head_dim]`, adding when `accumulate`.
     pub fn read_key(&self, record: &[u8], index: usize, accumulate: bool, out: &mut [f32]) {
         let d = self.head_dim;
-        let values: &[f16] = bytemuck::cast_slice(&record[..self.record_bytes()]);
+        let values = self.values(record);
         for head in 0..self.kv_heads {
             let at = (head * self.group + index) * d;
             for (o, x) in out[head * d..head * d + d].iter_mut().zip(&values[at..at + d]) {
@@ -69,9 +76,14 @@ impl GroupLayout {
         }
     }
 
+    /// Consecutive records, as prefill attention reads them.
+    pub fn records<'a>(&self, bytes: &'a [u8]) -> KvRecords<'a> {
+        KvRecords { bytes, stride: self.stride, group: self.group, kv_heads: self.kv_heads, d: self.head_dim }
+    }
+
     /// The first `tokens` tokens of a record, as the attention kernel reads them.
     pub fn piece<'a>(&self, record: &'a [u8], tokens: usize) -> KvPiece<'a> {
-        let values: &[f16] = bytemuck::cast_slice(&record[..self.record_bytes()]);
+        let values = self.values(record);
         let (k, v) = values.split_at(self.plane());
         KvPiece { k, v, capacity: self.group, tokens }
     }
@@ -89,7 +101,7 @@ mod tests {
         let k: Vec<f32> = (0..6).map(|i| i as f32 + 1.0).collect();
         let v: Vec<f32> = k.iter().map(|x| -x).collect();
         layout.write_token(&mut record, 2, &k, &v);
-        let values: &[f16] = bytemuck::cast_slice(&record[..96]);
+        let values = layout.values(&record);
         // K of head 1, token 2 starts at (1 * 4 + 2) * 3.
         assert_eq!(values[18].to_f32(), 4.0);
         assert_eq!(values[24 + 18].to_f32(), -4.0);

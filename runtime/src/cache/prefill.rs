@@ -7,10 +7,10 @@ use super::tier::{PREFILL_REGION, TieredCache};
 use crate::config::AdapterKind;
 use crate::error::{Error, Result};
 use crate::plan::{PAST_BUFFER_BYTES, layer_buffer_bytes};
-use crate::store::{Arena, ReadPlan, Store, Ticket};
+use crate::store::{Arena, ArenaOptions, Store, Ticket};
 use forebay_kernels::covariance::covariance_add;
+use forebay_kernels::prefill_attention::PrefillAttention;
 use forebay_kernels::dense::project;
-use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
 use forebay_kernels::sketch::encode_row;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,8 +40,9 @@ impl PrefillBuffers {
     pub(super) fn new(layout: &GroupLayout, tokens: usize) -> Result<PrefillBuffers> {
         let half = layer_buffer_bytes(layout, tokens);
         let past_half = PAST_BUFFER_BYTES.max(layout.stride) / layout.stride * layout.stride;
+        let transient = ArenaOptions { transient: true, ..ArenaOptions::default() };
         let past_base = (2 * half).next_multiple_of(PAGE);
-        Ok(PrefillBuffers { arena: Arena::new(past_base + 2 * past_half)?, half, past_half })
+        Ok(PrefillBuffers { arena: Arena::with_options(past_base + 2 * past_half, transient)?, half, past_half })
     }
 
     pub(super) fn arena(&self) -> &Arc<Arena> {
@@ -151,9 +152,7 @@ impl TieredCache {
 
     /// Whether the prefill at hand makes the projections.
     fn wants_moments(&self) -> bool {
-        self.sizes.sketch_rows > 0
-            && self.tokens == 0
-            && self.prefill.as_ref().is_some_and(|p| p.count >= MIN_FIT_TOKENS)
+        self.sizes.sketch_rows > 0 && self.tokens == 0 && self.prefill.as_ref().is_some_and(|p| p.count >= MIN_FIT_TOKENS)
     }
 
     /// Causal attention of `rows` tokens from number `first` of the prefill on; `q` is replaced by the result.
@@ -169,26 +168,10 @@ impl TieredCache {
         let layout = self.sizes.layout;
         let (start, past_groups) = (self.tokens + first, self.group_now());
         attention.begin(rows);
-        let records = |bytes| KvRecords {
-            bytes,
-            stride: layout.stride,
-            group: layout.group,
-            kv_heads: layout.kv_heads,
-            d: layout.head_dim,
-        };
         if self.store.is_some() {
             self.stream_groups(layer, 0..past_groups, |bytes, groups| {
                 let (first_key, count) = (groups.start * layout.group, groups.len() * layout.group);
-                attention.accumulate(
-                    compute.pool,
-                    compute.isa,
-                    q,
-                    start,
-                    &records(bytes),
-                    first_key,
-                    count,
-                    compute.scale,
-                );
+                attention.accumulate(compute.pool, compute.isa, q, start, &layout.records(bytes), first_key, count, compute.scale);
                 Ok(())
             })?;
         } else {
@@ -203,7 +186,7 @@ impl TieredCache {
                     compute.isa,
                     q,
                     start,
-                    &records(record),
+                    &layout.records(record),
                     first_key,
                     layout.group,
                     compute.scale,
@@ -218,7 +201,7 @@ impl TieredCache {
             compute.isa,
             q,
             start,
-            &records(own),
+            &layout.records(own),
             own_first,
             start + rows - own_first,
             compute.scale,
@@ -242,14 +225,13 @@ impl TieredCache {
             let start = groups.start + i * per_half;
             start.min(groups.end)..(start + per_half).min(groups.end)
         };
-        let mut plan = ReadPlan::with_capacity(per_half);
-        let mut submit = |store: &mut Store, i: usize| -> Result<Option<Ticket>> {
+        let submit = |store: &mut Store, i: usize| -> Result<Option<Ticket>> {
             let range = block(i);
             if range.is_empty() {
                 return Ok(None);
             }
-            plan.build_range(store.layout(), layer as u32, range.start as u32..range.end as u32)?;
-            Ok(Some(store.submit_reads(&plan, PREFILL_REGION, starts[i % 2])?))
+            let (first, count) = (range.start as u32, range.len() as u32);
+            Ok(Some(store.submit_read_range(layer as u32, first, count, PREFILL_REGION, starts[i % 2] as u64)?))
         };
         let mut pending = submit(store, 0)?;
         let mut i = 0;
@@ -292,12 +274,11 @@ impl TieredCache {
         if let Some(store) = &mut self.store
             && complete > 0
         {
-            let ticket = store.submit_write(layer, first_group, complete, PREFILL_REGION, range.start)?;
+            let ticket = store.submit_write(layer as u32, first_group as u32, complete as u32, PREFILL_REGION, range.start as u64)?;
             self.prefill_state()?.writes[layer % 2] = Some(ticket);
         }
         self.encode_groups(compute, layer, first_group, &buffer[..complete * layout.stride]);
-        let record =
-            |group: usize| &buffer[(group - first_group) * layout.stride..(group - first_group + 1) * layout.stride];
+        let record = |group: usize| &buffer[(group - first_group) * layout.stride..(group - first_group + 1) * layout.stride];
         for group in first_group..end_group.min(self.sizes.sink_slots) {
             self.set_sink(layer, group, record(group));
         }
@@ -394,7 +375,14 @@ impl TieredCache {
 }
 
 /// Mean of `pool` keys from token `first` of a record on, less `mean`.
-fn pooled_key(layout: &GroupLayout, record: &[u8], first: usize, pool: usize, mean: &[f32], out: &mut [f32]) {
+fn pooled_key(
+    layout: &GroupLayout,
+    record: &[u8],
+    first: usize,
+    pool: usize,
+    mean: &[f32],
+    out: &mut [f32],
+) {
     for token in 0..pool {
         layout.read_key(record, first + token, token > 0, out);
     }

@@ -84,7 +84,7 @@ impl TieredCache {
         capacity: usize,
         prefill_tokens: usize,
         alignment: usize,
-        open_store: impl FnOnce(&GroupLayout, usize, &[Arc<Arena>]) -> Result<Store>,
+        open_store: impl FnOnce(&GroupLayout, usize, usize, &[Arc<Arena>]) -> Result<Store>,
     ) -> Result<TieredCache> {
         let sizes = TierSizes::new(&shape, &config, capacity, alignment);
         let stride = sizes.layout.stride;
@@ -92,11 +92,7 @@ impl TieredCache {
         let staging = Arena::new((2 * sizes.staging_slots * stride).max(stride))?;
         let buffers = PrefillBuffers::new(&sizes.layout, prefill_tokens)?;
         let store = if sizes.stored_groups() > 0 {
-            Some(open_store(
-                &sizes.layout,
-                sizes.stored_groups(),
-                &[resident.clone(), staging.clone(), buffers.arena().clone()],
-            )?)
+            Some(open_store(&sizes.layout, sizes.stored_groups(), sizes.selected, &[resident.clone(), staging.clone(), buffers.arena().clone()])?)
         } else {
             None
         };
@@ -286,19 +282,13 @@ impl TieredCache {
     }
 
     /// Reads consecutive groups into the layer's half of staging and waits for them.
-    pub(super) fn read_into_staging(
-        &mut self,
-        layer: usize,
-        groups: Range<usize>,
-    ) -> Result<(Arc<Arena>, Range<usize>)> {
+    pub(super) fn read_into_staging(&mut self, layer: usize, groups: Range<usize>) -> Result<(Arc<Arena>, Range<usize>)> {
         let half = layer % 2;
         let start = self.staging_range(half, 0).start;
         let bytes = groups.len() * self.sizes.layout.stride;
         let store = self.store.as_mut().ok_or_else(|| Error::internal("no store to read from"))?;
-        let plan = &mut self.fetches[half].plan;
-        plan.build_range(store.layout(), layer as u32, groups.start as u32..groups.end as u32)?;
-        let ticket = store.submit_reads(plan, STAGING_REGION, start)?;
-        store.wait(ticket)?;
+        let (first, count) = (groups.start as u32, groups.len() as u32);
+        store.read_groups_blocking(layer as u32, first, count, STAGING_REGION, start as u64)?;
         Ok((self.staging.clone(), start..start + bytes))
     }
 
@@ -349,7 +339,7 @@ impl TieredCache {
         let bytes = half * self.sizes.staging_slots * self.sizes.layout.stride;
         let limits = PlanLimits { merge_gap: self.config.merge_gap as u32, ..PlanLimits::default() };
         fetch.plan.build(store.layout(), layer as u32, &fetch.missing, limits)?;
-        fetch.ticket = Some(store.submit_reads(&fetch.plan, STAGING_REGION, bytes)?);
+        fetch.ticket = Some(store.submit_reads(&fetch.plan, STAGING_REGION, bytes as u64)?);
         Ok(())
     }
 
@@ -435,8 +425,7 @@ impl TieredCache {
         // (all `&mut self`) runs; reads into this half of staging have been waited for, and the other half is not touched here.
         let resident = move |range| unsafe { self.resident_record(range) };
         let staged = move |slot| unsafe { self.staging.slice(self.staging_range(half, slot)) };
-        let sinks =
-            (0..self.sizes.sink_slots.min(window)).map(move |g| (resident(self.sink_range(layer, g)), layout.group));
+        let sinks = (0..self.sizes.sink_slots.min(window)).map(move |g| (resident(self.sink_range(layer, g)), layout.group));
         let fetch = &self.fetches[half];
         let late_base = self.staging_predicted();
         let selected = (self.sizes.selected > 0).then_some(()).into_iter().flat_map(move |()| {
@@ -451,8 +440,7 @@ impl TieredCache {
                 }
             })
         });
-        let refined = (0..fetch.refined.len())
-            .map(move |i| (staged(late_base + fetch.refine_plan.slots()[i] as usize), layout.group));
+        let refined = (0..fetch.refined.len()).map(move |i| (staged(late_base + fetch.refine_plan.slots()[i] as usize), layout.group));
         let rolling = (window..=now)
             .map(move |g| (resident(self.window_range(layer, g)), if g == now { filled } else { layout.group }));
         sinks.chain(selected).chain(refined).chain(rolling).map(move |(record, tokens)| layout.piece(record, tokens))
@@ -494,7 +482,7 @@ impl TieredCache {
         fetch.refine_plan.build(store.layout(), layer as u32, &fetch.refined, PlanLimits::default())?;
         let base = half * self.sizes.staging_slots + self.sizes.staging_slots
             - crate::store::staging_slots(self.sizes.refine, 0);
-        let ticket = store.submit_reads(&fetch.refine_plan, STAGING_REGION, base * self.sizes.layout.stride)?;
+        let ticket = store.submit_reads(&fetch.refine_plan, STAGING_REGION, (base * self.sizes.layout.stride) as u64)?;
         if let Err(e) = store.wait(ticket) {
             fetch.refined.clear();
             fetch.layer = None;
@@ -545,8 +533,7 @@ impl TieredCache {
             };
             let Some(slot) = self.slots[layer].insert(group) else { break };
             let from = (half * self.sizes.staging_slots + staged) * stride;
-            let to =
-                (layer * self.sizes.resident_slots() + self.sizes.sink_slots + self.sizes.window_slots + slot) * stride;
+            let to = (layer * self.sizes.resident_slots() + self.sizes.sink_slots + self.sizes.window_slots + slot) * stride;
             // SAFETY: the reads into this half of staging are complete, no I/O touches reuse slots, and `&mut self` excludes
             // other slices of either arena.
             unsafe {
@@ -584,7 +571,8 @@ impl TieredCache {
             }
             self.encode_rows(compute, layer, group, record);
             if let Some(store) = &mut self.store {
-                self.group_writes.push(store.submit_write(layer, group, 1, RESIDENT_REGION, range.start)?);
+                let (layer, group, offset) = (layer as u32, group as u32, range.start as u64);
+                self.group_writes.push(store.submit_write(layer, group, 1, RESIDENT_REGION, offset)?);
             }
         }
         if self.sizes.window_slots == 1

@@ -2,6 +2,7 @@
 
 use super::error::{ModelError, Result};
 use super::gguf::{Gguf, Value};
+pub use forebay_kernels::rope::RopeStyle;
 
 /// Bounds above every published model; beyond them a number is damage, and products of two of them cannot overflow.
 const LAYERS_MAX: u64 = 1 << 10;
@@ -36,15 +37,6 @@ impl Architecture {
             Self::Qwen2 => "qwen2",
         }
     }
-}
-
-/// Which two values of a head one rotation of RoPE turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RopeStyle {
-    /// Values `2i` and `2i + 1`: the order in which GGUF stores the rows of `llama` models.
-    Interleaved,
-    /// Values `i` and `i + rope_dims / 2`.
-    Halves,
 }
 
 /// The shape and constants of a model.
@@ -99,11 +91,7 @@ impl ModelConfig {
         let heads = keys.count("attention.head_count", HEADS_MAX)?;
         let kv_heads = keys.count_or("attention.head_count_kv", HEADS_MAX, heads)?;
         if heads % kv_heads != 0 {
-            return Err(keys.wrong(
-                "attention.head_count_kv",
-                kv_heads,
-                format!("a divisor of the {heads} query heads"),
-            ));
+            return Err(keys.wrong("attention.head_count_kv", kv_heads, format!("a divisor of the {heads} query heads")));
         }
         if !embed.is_multiple_of(heads) && keys.number("attention.key_length")?.is_none() {
             return Err(keys.wrong("embedding_length", embed, format!("a multiple of the {heads} query heads")));

@@ -118,4 +118,4 @@ pub enum ModelError {
 }
 
 /// The result of everything in [`crate::model`].
-pub type Result<T> = std::result::Result<T, ModelError>;
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;

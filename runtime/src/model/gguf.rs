@@ -70,17 +70,13 @@ pub enum GgufError {
     DimensionCount { name: String, found: u32 },
     #[error("tensor {name:?} has dimensions {found:?}, expected each above 0 and a size that fits in the file")]
     Dimensions { name: String, found: Vec<u64> },
-    #[error(
-        "tensor {name:?} has type {found}, expected one of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"
-    )]
+    #[error("tensor {name:?} has type {found}, expected one of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K")]
     TensorType { name: String, found: String },
     #[error("tensor {name:?} has rows of {found} values, expected a multiple of {block} for {dtype}")]
     RowLength { name: String, found: u64, block: u64, dtype: &'static str },
     #[error("tensor {name:?} starts at offset {found}, expected a multiple of the alignment {alignment}")]
     Misaligned { name: String, found: u64, alignment: u64 },
-    #[error(
-        "tensor {name:?} needs {needed} bytes at byte {offset}, the file ends at byte {file_bytes}: truncated or damaged"
-    )]
+    #[error("tensor {name:?} needs {needed} bytes at byte {offset}, the file ends at byte {file_bytes}: truncated or damaged")]
     BeyondEnd { name: String, offset: u64, needed: u64, file_bytes: u64 },
     #[error("tensors {first:?} and {second:?} overlap, expected each to have its own bytes")]
     Overlap { first: String, second: String },
@@ -489,8 +485,7 @@ fn tensor_entry(cursor: &mut Cursor<'_>, alignment: u64) -> Result<TensorInfo, G
 
 /// Works out a tensor's bytes and checks that the file has them.
 fn place(tensor: &mut TensorInfo, data_start: u64, file_bytes: u64) -> Result<(), GgufError> {
-    let dimensions =
-        |tensor: &TensorInfo| GgufError::Dimensions { name: tensor.name.clone(), found: tensor.dims.clone() };
+    let dimensions = |tensor: &TensorInfo| GgufError::Dimensions { name: tensor.name.clone(), found: tensor.dims.clone() };
     let (block_values, block_bytes) = (tensor.dtype.block_len() as u64, tensor.dtype.block_bytes() as u64);
     let row = tensor.dims[0];
     let values = tensor.dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));

@@ -1,7 +1,6 @@
 //! The arithmetic of a decoder layer, between the hidden state and the cache.
 
 use super::Model;
-use crate::error::Result;
 use forebay_kernels::norm::{add_assign, rms_norm, silu_mul};
 use forebay_kernels::rope::{RopeTable, rope_apply};
 use forebay_kernels::{Activations, GemmScratch, GemvJob, Isa, Pool, Precision, dequantize_rows, gemm, gemv};
@@ -66,7 +65,7 @@ impl Transformer {
     pub fn new(model: Arc<Model>, pool: Arc<Pool>, isa: Isa, precision: Precision) -> Transformer {
         let c = model.config();
         let factors = model.rope_freq_factors();
-        let rope = RopeTable::new(c.head_dim, c.rope_dims, c.rope_base, factors, c.rope_linear_scale);
+        let rope = RopeTable::new(c.head_dim, c.rope_dims, c.rope_base, factors, c.rope_scale);
         Transformer { model, pool, isa, precision, rope }
     }
 
@@ -86,12 +85,11 @@ impl Transformer {
     }
 
     /// Hidden states of `tokens` into `hidden`, `[tokens][embed]`.
-    pub fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<()> {
+    pub fn embed(&self, tokens: &[u32], hidden: &mut [f32]) {
         let width = self.model.config().embed;
         for (&token, out) in tokens.iter().zip(hidden.chunks_exact_mut(width)) {
-            dequantize_rows(self.isa, &self.model.token_embedding(), token as usize, out)?;
+            dequantize_rows(self.isa, &self.model.token_embedding(), token as usize, out);
         }
-        Ok(())
     }
 
     /// Rotary angles for `count` tokens from position `first` on.

@@ -18,6 +18,9 @@ pub struct ArenaOptions {
     pub populate: bool,
     /// Ask for transparent huge pages.
     pub huge_pages: bool,
+    /// For large transfers now and then: the store does not register it, as that would pin its pages, so that
+    /// [`Arena::release`] can give them back.
+    pub transient: bool,
 }
 
 /// One anonymous, zeroed, page-aligned mapping. It lives until the last [`Arc`] goes; the store holds one for as
@@ -26,6 +29,7 @@ pub struct ArenaOptions {
 pub struct Arena {
     base: NonNull<u8>,
     bytes: usize,
+    transient: bool,
 }
 
 // SAFETY: the mapping is owned, process-wide memory; access through `&Arena` is only by raw pointer or by unsafe
@@ -58,7 +62,7 @@ impl Arena {
             // SAFETY: the range is the mapping just made. Refused advice only costs speed.
             let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxHugepage) };
         }
-        Ok(Arc::new(Self { base, bytes: size }))
+        Ok(Arc::new(Self { base, bytes: size, transient: options.transient }))
     }
 
     /// Size in bytes, a multiple of the page size.
@@ -69,6 +73,21 @@ impl Arena {
     /// Never true: an arena has at least one page.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+
+    /// Whether the store leaves this arena unregistered.
+    pub fn is_transient(&self) -> bool {
+        self.transient
+    }
+
+    /// Gives the pages back to the system; the memory reads as zeros afterwards.
+    ///
+    /// # Safety
+    /// No slice of the arena lives and no transfer of it is in flight.
+    pub unsafe fn release(&self) {
+        // SAFETY: the range is the whole of our own anonymous mapping, which nothing else uses by the contract. Refused advice
+        // only keeps the pages.
+        let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed) };
     }
 
     /// Start of the memory. Reads and writes through it follow the contract of [`Arena::slice_mut`].

@@ -30,8 +30,8 @@ pub(crate) struct UringDevice {
     ring: IoUring,
     file: Arc<OwnedFd>,
     regions: Regions,
-    /// Index of the first registered buffer of each region; `None` where the buffers are not registered.
-    first_buffer: Option<Vec<u16>>,
+    /// Index of the first registered buffer of each region, where it has one; `None` where no buffers are registered.
+    first_buffer: Option<Vec<Option<u16>>>,
     registered_file: bool,
     direct: bool,
     alignment: Alignment,
@@ -83,7 +83,7 @@ impl UringDevice {
 
     /// Index of the registered buffer that holds all of the operation's bytes.
     fn buffer_index(&self, op: &IoOp) -> Option<u16> {
-        let first = *self.first_buffer.as_ref()?.get(op.buffer.region as usize)?;
+        let first = (*self.first_buffer.as_ref()?.get(op.buffer.region as usize)?)?;
         let start = op.buffer.offset as usize;
         let piece = start / REGISTERED_BYTES_MAX;
         let last = (start + (op.buffer.len as usize).saturating_sub(1)) / REGISTERED_BYTES_MAX;
@@ -137,13 +137,17 @@ fn is_transient(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
-/// Registers every arena, in pieces of at most 1 GiB. Index of each region's first piece, or `None` where the kernel
+/// Registers every arena that is not transient, in pieces of at most 1 GiB. Index of each region's first piece, or `None` where the kernel
 /// refuses, usually for the limit of locked memory.
-fn register_buffers(ring: &IoUring, regions: &Regions) -> Option<Vec<u16>> {
+fn register_buffers(ring: &IoUring, regions: &Regions) -> Option<Vec<Option<u16>>> {
     let mut first = Vec::with_capacity(regions.arenas().len());
     let mut pieces = Vec::new();
     for arena in regions.arenas() {
-        first.push(u16::try_from(pieces.len()).ok()?);
+        if arena.is_transient() {
+            first.push(None);
+            continue;
+        }
+        first.push(Some(u16::try_from(pieces.len()).ok()?));
         let mut offset = 0;
         while offset < arena.len() {
             let bytes = (arena.len() - offset).min(REGISTERED_BYTES_MAX);
