@@ -61,7 +61,7 @@ impl EngineArgs {
     pub fn options(&self, disk: DiskClass) -> EngineOptions {
         EngineOptions {
             threads: self.threads.map_or(0, |n| n as usize),
-            precision: if self.exact { Precision::F32 } else { Precision::Fast },
+            precision: if self.exact { Precision::Exact } else { Precision::Fast },
             store_dir: self.store.clone().unwrap_or_else(std::env::temp_dir),
             disk,
             io: self.io,
