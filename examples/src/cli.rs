@@ -177,6 +177,13 @@ pub struct ContextPlan {
     pub new_tokens: usize,
 }
 
+/// Says that a context is larger than what the model was trained on.
+pub fn warn_past_training(context: usize, model_context: usize) {
+    if context > model_context {
+        log::warn!("--context {context} is more than the {model_context} tokens that the model was trained on");
+    }
+}
+
 /// Fits a prompt and what is to be generated into `--context` or into the model's context.
 ///
 /// Without `--context` the capacity is what the work needs, and the answer ends at the model's context. A larger `--context` is
@@ -188,11 +195,7 @@ pub fn plan_context(
     new_tokens: usize,
 ) -> Outcome<ContextPlan> {
     let limit = context.unwrap_or(model_context);
-    if let Some(context) = context
-        && context > model_context
-    {
-        log::warn!("--context {context} is more than the {model_context} tokens that the model was trained on");
-    }
+    warn_past_training(limit, model_context);
     if prompt > limit {
         let message = match context {
             Some(context) => {
