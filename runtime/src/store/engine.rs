@@ -2,16 +2,16 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Once};
 use std::time::Instant;
 
+use super::backend::{DeviceOptions, open_device};
+use super::batch::{Batch, Ticket, Wanted};
 use super::checksum::ChecksumTable;
-use super::device::{BufferRef, Capabilities, Device, IoOp, Regions};
-use super::pread::PreadDevice;
+use super::device::{BufferRef, Capabilities, IoOp, Regions};
 use super::queue::{Finished, IoQueue, TRANSFERS_MAX};
-use super::uring::UringDevice;
-use super::{Alignment, Arena, IoBackend, IoKind, ReadPlan, StoreError, StoreLayout, file};
+use super::{Alignment, Arena, FaultCounts, IoKind, ReadPlan, StoreError, StoreLayout, StoreOptions, StoreStats, file};
 
 /// Batches of reads and writes under way at once, unwaited reads included. Two layers of reads and their late
 /// refinement need four; writes give their ticket back by themselves, and a full table of them is waited for.
@@ -24,127 +24,6 @@ pub const PIECE_BYTES: u32 = 1 << 20;
 /// Tickets whose lists are reserved when the store is created.
 const TICKETS_RESERVED: usize = 8;
 
-/// How a store is made.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// Directory of the store file.
-    pub dir: PathBuf,
-    /// How the file is read and written.
-    pub backend: IoBackend,
-    /// Model fingerprint for the header.
-    pub fingerprint: [u8; 32],
-    /// Goes through the page cache even where direct I/O works.
-    pub buffered: bool,
-    /// Keeps and verifies a CRC32C per record.
-    pub checksums: bool,
-    /// Bytes that may be written in all, header included.
-    pub write_budget_bytes: Option<u64>,
-    /// Groups of a read plan at most; memory for their bookkeeping is reserved, larger plans allocate.
-    pub plan_groups_max: usize,
-}
-
-impl StoreOptions {
-    /// Checksums on, everything else as found.
-    pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self {
-            dir: dir.into(),
-            backend: IoBackend::Auto,
-            fingerprint: [0; 32],
-            buffered: false,
-            checksums: true,
-            write_budget_bytes: None,
-            plan_groups_max: 256,
-        }
-    }
-}
-
-/// What a store has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StoreStats {
-    /// Bytes written, header included.
-    pub bytes_written: u64,
-    /// Bytes read, needless ones and repeated reads included.
-    pub bytes_read: u64,
-    /// Reads that the device made.
-    pub reads: u64,
-    /// Groups asked for.
-    pub read_requests: u64,
-    /// Writes that the device made.
-    pub writes: u64,
-    /// Time in which the caller waited for reads.
-    pub io_wait_seconds: f64,
-    /// Time in which at least one batch of reads was under way. With io_uring a batch ends when it is noticed, in
-    /// [`Store::poll`] at the earliest, so this is an upper bound.
-    pub io_busy_seconds: f64,
-    /// Time in which the caller waited for writes.
-    pub write_wait_seconds: f64,
-    /// Time spent on checksums of what was read and written.
-    pub checksum_seconds: f64,
-    /// Records that had to be read again for their checksum.
-    pub checksum_retries: u64,
-}
-
-/// A batch under way. A read's has to be waited for; a write's may be.
-#[must_use = "a batch of reads is over only when its ticket is waited for"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Ticket {
-    store: u32,
-    index: u32,
-    generation: u32,
-    kind: IoKind,
-}
-
-impl Ticket {
-    fn number(&self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
-    }
-}
-
-/// Which groups a batch is about: a range, or a list with staging slots.
-enum Wanted {
-    Range,
-    List,
-}
-
-struct Batch {
-    generation: u32,
-    /// `None`: free.
-    kind: Option<IoKind>,
-    layer: u32,
-    /// All wanted groups are in `first_group..end_group`.
-    first_group: u32,
-    end_group: u32,
-    wanted: Wanted,
-    /// `(group, slot)`, ascending; only for `Wanted::List`.
-    list: Vec<(u32, u32)>,
-    region: u32,
-    offset: u64,
-    bytes: u64,
-    unfinished: u32,
-    error: Option<StoreError>,
-    submitted: Instant,
-    last_finish: Instant,
-}
-
-impl Batch {
-    fn wants(&self, layer: u32, first_group: u32, end_group: u32) -> bool {
-        if self.layer != layer || self.end_group <= first_group || end_group <= self.first_group {
-            return false;
-        }
-        match self.wanted {
-            Wanted::Range => true,
-            Wanted::List => {
-                let at = self.list.partition_point(|&(group, _)| group < first_group);
-                self.list.get(at).is_some_and(|&(group, _)| group < end_group)
-            }
-        }
-    }
-
-    fn overlaps(&self, region: u32, offset: u64, bytes: u64) -> bool {
-        self.region == region && self.offset < offset + bytes && offset < self.offset + self.bytes
-    }
-}
-
 /// The groups of one sequence, on disk. See the module's documentation for the contract.
 pub struct Store {
     id: u32,
@@ -152,6 +31,7 @@ pub struct Store {
     dir: PathBuf,
     regions: Regions,
     queue: IoQueue,
+    alignment: Alignment,
     table: ChecksumTable,
     batches: Vec<Batch>,
     free: Vec<u32>,
@@ -160,6 +40,7 @@ pub struct Store {
     write_budget_bytes: u64,
     bytes_submitted: u64,
     latched: Option<StoreError>,
+    fault_counts: FaultCounts,
     /// End of the read time that `io_busy_seconds` already covers.
     busy_until: Instant,
     file: Arc<OwnedFd>,
@@ -187,7 +68,15 @@ impl Store {
         all.push(Arc::clone(&header));
         let regions = Regions::new(&all);
         let fd = Arc::new(file.fd);
-        let device = open_device(options.backend, Arc::clone(&fd), &regions, file.direct, file.alignment)?;
+        let fault_counts = FaultCounts::default();
+        let device_options = DeviceOptions {
+            backend: options.backend,
+            throttle: options.throttle,
+            direct: file.direct,
+            alignment: file.alignment,
+            faults: options.faults.map(|faults| (faults, fault_counts.clone())),
+        };
+        let device = open_device(device_options, Arc::clone(&fd), &regions, layout.file_bytes())?;
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);
         let now = Instant::now();
         let mut store = Self {
@@ -196,6 +85,7 @@ impl Store {
             dir: options.dir,
             regions,
             queue: IoQueue::new(device, layout),
+            alignment: file.alignment,
             table: ChecksumTable::new(&layout, options.checksums),
             batches: Vec::with_capacity(TICKETS_MAX),
             free: Vec::with_capacity(TICKETS_MAX),
@@ -204,30 +94,14 @@ impl Store {
             write_budget_bytes: options.write_budget_bytes.unwrap_or(u64::MAX),
             bytes_submitted: 0,
             latched: None,
+            fault_counts,
             busy_until: now,
             file: fd,
         };
-        for index in (0..TICKETS_MAX).rev() {
-            let reserve = if index < TICKETS_RESERVED { options.plan_groups_max } else { 0 };
-            store.free.push(index as u32);
-            store.batches.push(Batch {
-                generation: 0,
-                kind: None,
-                layer: 0,
-                first_group: 0,
-                end_group: 0,
-                wanted: Wanted::Range,
-                list: Vec::with_capacity(reserve),
-                region: 0,
-                offset: 0,
-                bytes: 0,
-                unfinished: 0,
-                error: None,
-                submitted: now,
-                last_finish: now,
-            });
+        for index in 0..TICKETS_MAX {
+            store.batches.push(Batch::free(if index < TICKETS_RESERVED { options.plan_groups_max } else { 0 }));
+            store.free.push((TICKETS_MAX - 1 - index) as u32);
         }
-        store.batches.reverse();
         store.write_header(&header, all.len() as u32 - 1, &options.fingerprint)?;
         Ok(store)
     }
@@ -258,6 +132,11 @@ impl Store {
     /// What was done so far.
     pub fn stats(&self) -> StoreStats {
         self.stats
+    }
+
+    /// How many faults were injected; stays at zero unless asked for.
+    pub fn fault_counts(&self) -> &FaultCounts {
+        &self.fault_counts
     }
 
     /// Whether a group was written (or is being written).
@@ -473,17 +352,9 @@ impl Store {
         if !self.table.enabled() {
             return Ok(());
         }
-        let batch = &self.batches[index as usize];
-        let count = match batch.wanted {
-            Wanted::Range => (batch.end_group - batch.first_group) as usize,
-            Wanted::List => batch.list.len(),
-        };
-        for i in 0..count {
+        for i in 0..self.batches[index as usize].wanted_count() {
             let batch = &self.batches[index as usize];
-            let (group, slot) = match batch.wanted {
-                Wanted::Range => (batch.first_group + i as u32, i as u32),
-                Wanted::List => batch.list[i],
-            };
+            let (group, slot) = batch.wanted_group(i);
             let offset = batch.offset + u64::from(slot) * u64::from(self.layout.stride());
             let (layer, region) = (batch.layer, batch.region);
             if self.mismatch(layer, group, region, offset)?.is_none() {
@@ -546,6 +417,16 @@ impl Store {
 
     fn check_buffer(&self, kind: IoKind, region: u32, offset: u64, length: u64) -> Result<(), StoreError> {
         self.regions.check(region, offset, length)?;
+        let align = self.alignment.memory;
+        if !offset.is_multiple_of(align.into()) {
+            return Err(StoreError::Misaligned {
+                kind,
+                place: self.layout.place(0),
+                what: "buffer offset",
+                found: offset,
+                align,
+            });
+        }
         let taken = self.batches.iter().any(|batch| {
             let shared = batch.kind == Some(IoKind::Write) && kind == IoKind::Write;
             batch.kind.is_some() && !shared && batch.overlaps(region, offset, length)
@@ -753,33 +634,5 @@ impl std::fmt::Debug for Store {
             .field("stats", &self.stats)
             .field("latched", &self.latched)
             .finish_non_exhaustive()
-    }
-}
-
-/// The device for a file: the one asked for, or io_uring where it works.
-fn open_device(
-    backend: IoBackend,
-    file: Arc<OwnedFd>,
-    regions: &Regions,
-    direct: bool,
-    alignment: Alignment,
-) -> Result<Box<dyn Device>, StoreError> {
-    static SAID: Once = Once::new();
-    let pool = |file| -> Result<Box<dyn Device>, StoreError> {
-        Ok(Box::new(PreadDevice::new(file, regions.clone(), direct, alignment)?))
-    };
-    match backend {
-        IoBackend::Pread => pool(file),
-        IoBackend::Uring => Ok(Box::new(UringDevice::new(file, regions.clone(), direct, alignment)?)),
-        IoBackend::Auto => match UringDevice::new(Arc::clone(&file), regions.clone(), direct, alignment) {
-            Ok(device) => {
-                SAID.call_once(|| log::info!("store: io_uring"));
-                Ok(Box::new(device))
-            }
-            Err(e) => {
-                SAID.call_once(|| log::info!("store: pread pool ({e})"));
-                pool(file)
-            }
-        },
     }
 }

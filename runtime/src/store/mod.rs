@@ -19,57 +19,43 @@
 //! however the process ends, and a full disk is an error at the start.
 
 mod arena;
+mod backend;
+mod batch;
 mod checksum;
 mod device;
 mod dio;
 mod engine;
 mod error;
+mod faulty;
 mod file;
+mod hold;
 mod layout;
+mod options;
 mod plan;
 mod pread;
+mod profile;
 mod queue;
+mod throttle;
 mod uring;
 
-use std::str::FromStr;
-
 pub use arena::{ARENA_ALIGN, Arena, ArenaOptions};
+pub use backend::IoBackend;
+pub use batch::Ticket;
 pub use checksum::{crc_table_bytes, written_table_bytes};
 pub use device::{BufferRef, Capabilities, Completion, Device, IoOp, Regions};
 pub use dio::{Alignment, FALLBACK_ALIGN};
-pub use engine::{PIECE_BYTES, Store, StoreOptions, StoreStats, TICKETS_MAX, Ticket};
+pub use engine::{PIECE_BYTES, Store, TICKETS_MAX};
 pub use error::{IoKind, Place, StoreError};
+pub use faulty::{FAULTS, Fault, FaultCounts, FaultOptions};
 pub use file::probe;
 pub use layout::{HEADER_BYTES, MAGIC, StoreLayout, VERSION};
+pub use options::{StoreOptions, StoreStats};
 pub use plan::{Extent, PlanLimits, ReadPlan, staging_slots};
 pub use pread::{POOL_DEPTH, POOL_THREADS};
+pub use profile::{ProfileOptions, ReadSample, profile};
 pub use queue::{TRANSFERS_MAX, TRANSIENT_TRIES_MAX, WRITES_IN_DEVICE_MAX};
+pub use throttle::{DirectionProfile, DiskClass, DiskProfile};
 pub use uring::RING_ENTRIES;
-
-/// How the file is read and written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoBackend {
-    /// io_uring where it works, found by trying; the pool otherwise.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    Uring,
-    /// The `pread` pool.
-    Pread,
-}
-
-impl FromStr for IoBackend {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        match name {
-            "auto" => Ok(Self::Auto),
-            "uring" | "io_uring" => Ok(Self::Uring),
-            "pread" => Ok(Self::Pread),
-            _ => Err(UnknownName { found: name.to_owned(), expected: "auto, uring, pread" }),
-        }
-    }
-}
 
 /// A name that is none of those there are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

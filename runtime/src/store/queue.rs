@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use nix::libc;
+
 use super::device::{Capabilities, Completion, Device};
-use super::error::errno_text;
 use super::{IoKind, IoOp, StoreError, StoreLayout};
 
 /// Transfers that may be under way, in the device or waiting for it. A submission that finds them all taken waits for
@@ -37,6 +38,37 @@ pub(crate) struct Finished {
     pub(crate) bytes: u32,
     pub(crate) result: Result<(), StoreError>,
     pub(crate) at: Instant,
+}
+
+/// What a completion means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// All bytes that were left have moved.
+    Done,
+    /// To be submitted again, after `progress` bytes that need not move again. `errno` is 0 for a short transfer.
+    Again { progress: u32, errno: i32 },
+    /// Nothing moved where bytes were due.
+    Nothing,
+    /// A write found the disk full.
+    Full,
+    /// The device failed.
+    Failed { errno: i32 },
+}
+
+/// The one decoder of completions: a negative result is a negated error number; a short transfer goes on from the last
+/// multiple of `align` that it reached; nothing where bytes were due is a failure, as is more than was asked for.
+fn outcome(kind: IoKind, result: i32, left: u32, align: u32) -> Outcome {
+    match u32::try_from(result) {
+        Ok(0) => Outcome::Nothing,
+        Ok(moved) if moved == left => Outcome::Done,
+        Ok(moved) if moved < left => Outcome::Again { progress: moved / align * align, errno: 0 },
+        Ok(_) => Outcome::Failed { errno: libc::EIO },
+        Err(_) => match result.saturating_neg() {
+            errno @ (libc::EINTR | libc::EAGAIN) => Outcome::Again { progress: 0, errno },
+            libc::ENOSPC | libc::EDQUOT if kind == IoKind::Write => Outcome::Full,
+            errno => Outcome::Failed { errno },
+        },
+    }
 }
 
 /// Transfers on their way through one device.
@@ -188,9 +220,8 @@ impl IoQueue {
         self.raw = raw;
     }
 
-    /// The one decoder of completions: a negative result is a negated error number; a short transfer goes on from
-    /// where it stopped; nothing where bytes were due is an error; interrupted ones are tried again, a bounded number
-    /// of times. `None` where the transfer is not at its end.
+    /// What becomes of a transfer after a completion; `None` where it goes on. One that gets no further is tried again
+    /// a bounded number of times.
     fn decode(&mut self, completion: Completion) -> Option<Finished> {
         let index = completion.tag as u32;
         let transfer = self
@@ -208,44 +239,25 @@ impl IoQueue {
         let (kind, bytes) = (transfer.op.kind, u64::from(transfer.op.buffer.len));
         let place = self.layout.place(transfer.op.file_offset);
         let left = transfer.op.buffer.len - transfer.done_bytes;
-        let errno = rustix::io::Errno::from_raw_os_error(completion.result.wrapping_neg());
-        let result = match completion.result {
-            moved if moved > 0 && moved as u32 == left => Ok(()),
-            moved if moved > 0 && (moved as u32) < left => {
-                let kept = moved as u32 / self.resume_align * self.resume_align;
-                transfer.done_bytes += kept;
-                transfer.tries = if kept > 0 { 0 } else { transfer.tries + 1 };
-                if transfer.tries < TRANSIENT_TRIES_MAX {
-                    self.requeue(index);
-                    return None;
-                }
-                Err(StoreError::Retries { kind, place, bytes, errno: 0, tries: transfer.tries })
-            }
-            0 => Err(StoreError::Truncated { kind, place, bytes, done: transfer.done_bytes.into() }),
-            negative if negative < 0 && (errno == rustix::io::Errno::INTR || errno == rustix::io::Errno::AGAIN) => {
-                transfer.tries += 1;
-                if transfer.tries < TRANSIENT_TRIES_MAX {
-                    self.requeue(index);
-                    return None;
-                }
-                Err(StoreError::Retries { kind, place, bytes, errno: -negative, tries: transfer.tries })
-            }
-            negative
-                if negative < 0
-                    && kind == IoKind::Write
-                    && (errno == rustix::io::Errno::NOSPC || errno == rustix::io::Errno::DQUOT) =>
-            {
-                Err(StoreError::DiskFull { place, bytes })
-            }
-            negative if negative < 0 => Err(StoreError::Io { kind, place, bytes, errno: negative.wrapping_neg() }),
-            more => {
-                log::warn!("store: the device says it moved {more} of {left} bytes");
-                Err(StoreError::Io { kind, place, bytes, errno: rustix::io::Errno::IO.raw_os_error() })
-            }
+        let outcome = outcome(kind, completion.result, left, self.resume_align);
+        let (progress, errno) = match outcome {
+            Outcome::Again { progress, errno } => (progress, errno),
+            Outcome::Done | Outcome::Nothing | Outcome::Full | Outcome::Failed { .. } => (0, 0),
         };
-        if let Err(e) = &result {
-            log::debug!("store: {e} ({})", errno_text(completion.result.wrapping_neg().max(0)));
-        }
+        transfer.done_bytes += progress;
+        transfer.tries = if progress > 0 { 0 } else { transfer.tries + 1 };
+        let (done, tries) = (transfer.done_bytes, transfer.tries);
+        let result = match outcome {
+            Outcome::Done => Ok(()),
+            Outcome::Again { .. } if tries < TRANSIENT_TRIES_MAX => {
+                self.requeue(index);
+                return None;
+            }
+            Outcome::Again { .. } => Err(StoreError::Retries { kind, place, bytes, errno, tries }),
+            Outcome::Nothing => Err(StoreError::Truncated { kind, place, bytes, done: done.into() }),
+            Outcome::Full => Err(StoreError::DiskFull { place, bytes }),
+            Outcome::Failed { errno } => Err(StoreError::Io { kind, place, bytes, errno }),
+        };
         let transfer = &mut self.transfers[index as usize];
         transfer.busy = false;
         let finished = Finished { owner: transfer.owner, kind, bytes: bytes as u32, result, at: completion.finished };
@@ -258,6 +270,32 @@ impl IoQueue {
         match self.transfers[index as usize].op.kind {
             IoKind::Read => self.reads.push_front(index),
             IoKind::Write => self.writes.push_front(index),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completions_are_decoded() {
+        let read = |result| outcome(IoKind::Read, result, 8192, 512);
+        let write = |result| outcome(IoKind::Write, result, 8192, 512);
+        assert_eq!(read(8192), Outcome::Done);
+        assert_eq!(read(0), Outcome::Nothing);
+        assert_eq!(read(1536), Outcome::Again { progress: 1536, errno: 0 });
+        assert_eq!(read(1535), Outcome::Again { progress: 1024, errno: 0 });
+        assert_eq!(read(1), Outcome::Again { progress: 0, errno: 0 });
+        assert_eq!(read(8193), Outcome::Failed { errno: libc::EIO });
+        assert_eq!(read(-libc::EIO), Outcome::Failed { errno: libc::EIO });
+        assert_eq!(read(i32::MIN), Outcome::Failed { errno: i32::MAX });
+        assert_eq!(read(-libc::ENOSPC), Outcome::Failed { errno: libc::ENOSPC });
+        assert_eq!(read(-libc::ECANCELED), Outcome::Failed { errno: libc::ECANCELED });
+        assert_eq!(write(-libc::ENOSPC), Outcome::Full);
+        assert_eq!(write(-libc::EDQUOT), Outcome::Full);
+        for errno in [libc::EINTR, libc::EAGAIN] {
+            assert_eq!(write(-errno), Outcome::Again { progress: 0, errno });
         }
     }
 }

@@ -259,5 +259,13 @@ impl Drop for UringDevice {
                 return;
             }
         }
+        // The kernel tears a ring down in the background. Taking back the file and the memory first frees the disk
+        // space and the pinned pages now.
+        if self.registered_file {
+            let _ = self.ring.submitter().unregister_files();
+        }
+        if self.first_buffer.is_some() {
+            let _ = self.ring.submitter().unregister_buffers();
+        }
     }
 }
