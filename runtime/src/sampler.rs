@@ -74,7 +74,12 @@ impl Sampler {
         check("temperature", temperature, (0.0..=100.0).contains(&temperature), "0 to 100")?;
         check("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1")?;
         check("min-p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
-        check("repeat penalty", repeat_penalty, repeat_penalty > 0.0 && repeat_penalty <= 100.0, "above 0, at most 100")?;
+        check(
+            "repeat penalty",
+            repeat_penalty,
+            repeat_penalty > 0.0 && repeat_penalty <= 100.0,
+            "above 0, at most 100",
+        )?;
         let mut key = [0; 32];
         key[..8].copy_from_slice(&options.seed.to_le_bytes());
         Ok(Self { options, random: ChaCha8Rng::from_seed(key), candidates: Vec::new() })

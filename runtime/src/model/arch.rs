@@ -91,7 +91,11 @@ impl ModelConfig {
         let heads = keys.count("attention.head_count", HEADS_MAX)?;
         let kv_heads = keys.count_or("attention.head_count_kv", HEADS_MAX, heads)?;
         if heads % kv_heads != 0 {
-            return Err(keys.wrong("attention.head_count_kv", kv_heads, format!("a divisor of the {heads} query heads")));
+            return Err(keys.wrong(
+                "attention.head_count_kv",
+                kv_heads,
+                format!("a divisor of the {heads} query heads"),
+            ));
         }
         if !embed.is_multiple_of(heads) && keys.number("attention.key_length")?.is_none() {
             return Err(keys.wrong("embedding_length", embed, format!("a multiple of the {heads} query heads")));

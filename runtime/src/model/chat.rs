@@ -91,7 +91,9 @@ impl ChatTemplate {
             let plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
             if message.role.is_empty() || !message.role.bytes().all(plain) {
                 let role = &message.role;
-                return Err(ModelError::Template(format!("role {role:?}, expected lower-case letters and underscores")));
+                return Err(ModelError::Template(format!(
+                    "role {role:?}, expected lower-case letters and underscores"
+                )));
             }
         }
         let template = self.environment.get_template(NAME).map_err(|error| problem(&error))?;
@@ -121,8 +123,8 @@ pub fn encode_chat(
         .map(|message| Ok(Message::new(&message.role, disguise.put_on(&message.content)?)))
         .collect::<Result<Vec<_>>>()?;
     let text = template.render(&disguised, add_generation_prompt)?;
-    let mut tokens =
-        tokenizer.encode_with_special(&text, |plain, tokens| tokenizer.encode_plain(&disguise.take_off(plain), tokens))?;
+    let mut tokens = tokenizer
+        .encode_with_special(&text, |plain, tokens| tokenizer.encode_plain(&disguise.take_off(plain), tokens))?;
     tokenizer.prepend_bos(&mut tokens);
     Ok(tokens)
 }
@@ -195,7 +197,8 @@ impl<'a> Disguise<'a> {
     }
 
     fn take_off(&self, text: &str) -> String {
-        let real = |character| self.pairs.iter().find(|(_, stand_in)| *stand_in == character).map_or(character, |pair| pair.0);
+        let real =
+            |character| self.pairs.iter().find(|(_, stand_in)| *stand_in == character).map_or(character, |pair| pair.0);
         match self.pairs.is_empty() {
             true => text.to_string(),
             false => text.chars().map(real).collect(),

@@ -47,9 +47,7 @@ impl Style {
 
     fn pattern(self) -> &'static str {
         match self {
-            Self::Gpt2 | Self::SmolLm => {
-                r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
-            }
+            Self::Gpt2 | Self::SmolLm => r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+",
             Self::Qwen2 => {
                 r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
             }
@@ -118,6 +116,8 @@ impl Splitter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use proptest::prelude::*;
     use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -127,18 +127,11 @@ mod tests {
     use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
     use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
-    fn pieces(style: Style, text: &str) -> Vec<String> {
-        let mut pieces = Vec::new();
-        let done: Result<(), ()> = Splitter::new(style).split(text, |piece| {
-            pieces.push(piece.to_string());
-            Ok(())
-        });
-        done.unwrap();
-        pieces
-    }
+    /// A splitter and the published pre-tokenizer of the same style, on the backtracking engine.
+    static BOTH: LazyLock<[(Splitter, Sequence); 4]> =
+        LazyLock::new(|| STYLES.map(|style| (Splitter::new(style), reference(style))));
 
-    /// The published pre-tokenizers, on the backtracking engine.
-    fn reference(style: Style, text: &str) -> Vec<String> {
+    fn reference(style: Style) -> Sequence {
         let split = |pattern: &str| {
             let split =
                 Split::new(SplitPattern::Regex(pattern.to_string()), SplitDelimiterBehavior::Isolated, false).unwrap();
@@ -147,14 +140,27 @@ mod tests {
         let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
         let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
         let gpt2 = PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, true));
-        let steps = match style {
+        Sequence::new(match style {
             Style::Gpt2 => vec![gpt2],
             Style::SmolLm => vec![PreTokenizerWrapper::Digits(Digits::new(true)), gpt2],
             Style::Qwen2 => vec![split(&format!(r"{words}\p{{N}}{rest}"))],
             Style::Llama3 => vec![split(&format!(r"{words}\p{{N}}{{1,3}}{rest}"))],
-        };
+        })
+    }
+
+    fn pieces(splitter: &Splitter, text: &str) -> Vec<String> {
+        let mut pieces = Vec::new();
+        let done: Result<(), ()> = splitter.split(text, |piece| {
+            pieces.push(piece.to_string());
+            Ok(())
+        });
+        done.unwrap();
+        pieces
+    }
+
+    fn published_pieces(reference: &Sequence, text: &str) -> Vec<String> {
         let mut string = PreTokenizedString::from(text);
-        Sequence::new(steps).pre_tokenize(&mut string).unwrap();
+        reference.pre_tokenize(&mut string).unwrap();
         let splits = string.get_splits(OffsetReferential::Original, OffsetType::Byte);
         splits.iter().map(|(_, (start, end), _)| text[*start..*end].to_string()).collect()
     }
@@ -166,21 +172,22 @@ mod tests {
 
         #[test]
         fn pieces_are_those_of_the_published_patterns(text in "([ \t\r\n]{0,3}|[a-zA-Z]{1,4}|'[sStTdDmMlLrReEvV]{1,2}|[0-9٣½]{1,5}|[\u{a0}\u{3000}é日本🙂.,!?()-]{1,3}){0,12}") {
-            for style in STYLES {
-                prop_assert_eq!(pieces(style, &text), reference(style, &text), "{:?}", style);
+            for (ours, published) in BOTH.iter() {
+                prop_assert_eq!(pieces(ours, &text), published_pieces(published, &text), "{:?}", ours.style);
             }
         }
 
         #[test]
         fn pieces_of_any_text_are_those_of_the_published_patterns(text in any::<String>()) {
-            for style in STYLES {
-                prop_assert_eq!(pieces(style, &text), reference(style, &text), "{:?}", style);
+            for (ours, published) in BOTH.iter() {
+                prop_assert_eq!(pieces(ours, &text), published_pieces(published, &text), "{:?}", ours.style);
             }
         }
     }
 
     #[test]
     fn a_run_of_spaces_leaves_one_for_the_word() {
+        let pieces = |style, text| pieces(&Splitter::new(style), text);
         assert_eq!(pieces(Style::Gpt2, "a   b"), ["a", "  ", " b"]);
         assert_eq!(pieces(Style::Qwen2, "a \n  b"), ["a", " \n", " ", " b"]);
         assert_eq!(pieces(Style::SmolLm, "x  12"), ["x", "  ", "1", "2"]);

@@ -20,8 +20,17 @@ const KIND_UNKNOWN: i64 = 2;
 const KIND_CONTROL: i64 = 3;
 const KIND_USER_DEFINED: i64 = 4;
 /// Control tokens that end a text, where the metadata names only one of them.
-const END_NAMES: &[&str] =
-    &["<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>", "<EOT>"];
+const END_NAMES: &[&str] = &[
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "</s>",
+    "<EOT>",
+];
 /// Words whose tokens are remembered. A word is short (the crate keeps none above 256 bytes).
 const WORD_CACHE_COUNT: usize = 10_000;
 
@@ -63,7 +72,10 @@ pub struct Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("vocab", &self.vocab_size()).field("special", &self.special_ids.len()).finish()
+        f.debug_struct("Tokenizer")
+            .field("vocab", &self.vocab_size())
+            .field("special", &self.special_ids.len())
+            .finish()
     }
 }
 
@@ -316,8 +328,7 @@ impl Source<'_> {
     }
 
     fn special(&self, tokens: &[&str], kinds: &[i64]) -> Result<(Option<AhoCorasick>, Vec<u32>)> {
-        let is_special =
-            |&id: &usize| matches!(kinds[id], KIND_CONTROL | KIND_USER_DEFINED) && !tokens[id].is_empty();
+        let is_special = |&id: &usize| matches!(kinds[id], KIND_CONTROL | KIND_USER_DEFINED) && !tokens[id].is_empty();
         let ids: Vec<u32> = (0..tokens.len()).filter(is_special).map(|id| id as u32).collect();
         if ids.is_empty() {
             return Ok((None, ids));
@@ -341,7 +352,8 @@ impl Source<'_> {
                 vocab.insert(token.to_string(), id as u32);
             }
         }
-        let missing = (0..=u8::MAX).filter(|&byte| !vocab.contains_key(byte_to_char(byte).encode_utf8(&mut [0; 4]) as &str));
+        let missing =
+            (0..=u8::MAX).filter(|&byte| !vocab.contains_key(byte_to_char(byte).encode_utf8(&mut [0; 4]) as &str));
         // Bytes that no UTF-8 text has (C0, C1, F5 to FF) are often left out of a vocabulary.
         let missing: Vec<u8> = missing.filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..)).collect();
         if !missing.is_empty() {
@@ -355,7 +367,11 @@ impl Source<'_> {
                 Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => {
                     merges.push((left.to_string(), right.to_string()));
                 }
-                _ => return Err(self.wrong(format!("merge {rank} is {line:?}, expected two tokens and a space between"))),
+                _ => {
+                    return Err(
+                        self.wrong(format!("merge {rank} is {line:?}, expected two tokens and a space between"))
+                    );
+                }
             }
         }
         BPE::builder()
