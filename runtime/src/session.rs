@@ -85,13 +85,15 @@ impl Session {
                 KvCache::Tiered(Box::new(TieredCache::new(shape, config.clone(), capacity, prefill_chunk, alignment, open)?))
             }
         };
+        let (pieces, piece_tokens) = cache.pieces_max();
+        let attention = AttentionScratch::new(shape.heads, shape.head_dim, pieces * piece_tokens, pieces);
         let transformer = engine.transformer();
         let rows = Rows::new(transformer, 1);
         let ahead = Rows::new(transformer, 1);
         let c = transformer.model().config();
         let stats = SessionStats { kv_memory_bytes: plan.kv_bytes(), ..SessionStats::default() };
         Ok(Session {
-            attention: AttentionScratch::new(shape.heads, shape.head_dim, capacity, 0),
+            attention,
             hidden: vec![0.0; c.embed],
             logits: vec![0.0; c.vocab],
             tokens: Vec::with_capacity(capacity),

@@ -1,3 +1,4 @@
 //! Helpers of the workspace-level tests.
 
+pub mod golden;
 pub mod tiny_model;

@@ -35,6 +35,11 @@ impl FullCache {
         self.tokens
     }
 
+    /// Most pieces of a block table, and most tokens of one.
+    pub fn pieces_max(&self) -> (usize, usize) {
+        (self.records, FULL_GROUP)
+    }
+
     /// Forgets all tokens.
     pub fn reset(&mut self) {
         self.tokens = 0;

@@ -47,6 +47,11 @@ impl KvCache {
         each!(self, c => c.tokens())
     }
 
+    /// Most pieces that a step's block table holds, and most tokens of one.
+    pub fn pieces_max(&self) -> (usize, usize) {
+        each!(self, c => c.pieces_max())
+    }
+
     /// Forgets all tokens.
     pub fn reset(&mut self) {
         each!(self, c => c.reset())

@@ -137,6 +137,11 @@ impl TieredCache {
         self.tokens
     }
 
+    /// Most pieces of a block table, and most tokens of one.
+    pub fn pieces_max(&self) -> (usize, usize) {
+        (self.sizes.pieces(), self.sizes.layout.group)
+    }
+
     /// Counters since the session began.
     pub fn stats(&self) -> TierStats {
         self.stats

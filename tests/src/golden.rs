@@ -1,0 +1,60 @@
+//! Golden values of the small model: what the peer and exact f32 arithmetic say (`tests/data`, made by `make_golden.py`).
+
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// A greedy continuation of the peer.
+#[derive(Deserialize)]
+pub struct GreedyCase {
+    /// The prompt.
+    pub prompt: String,
+    /// Its tokens.
+    pub prompt_ids: Vec<u32>,
+    /// The peer's continuation.
+    pub greedy_ids: Vec<u32>,
+    /// Difference of the peer's first and second logit at each token.
+    pub margin_to_second_logit: Vec<f32>,
+}
+
+/// One text of 512 tokens under exact arithmetic.
+#[derive(Deserialize)]
+pub struct GoldenLogits {
+    /// Tokens of the text.
+    pub ids: Vec<u32>,
+    /// Positions of `exact_top32_logprobs`.
+    pub positions: Vec<usize>,
+    /// Mean KL divergence from exact arithmetic to the peer.
+    pub kl_exact_to_llama_cpp_mean: f64,
+    /// The 32 largest log-probabilities, with their tokens.
+    pub exact_top32_logprobs: Vec<Vec<(usize, f64)>>,
+    /// Arg-max after every token.
+    pub exact_argmax_all_positions: Vec<usize>,
+    /// Negative log-likelihood of every token but the first.
+    pub exact_nll_next_token: Vec<f64>,
+}
+
+/// All golden values.
+#[derive(Deserialize)]
+pub struct Golden {
+    /// Ten continuations.
+    pub greedy: Vec<GreedyCase>,
+    /// One text.
+    pub logits: GoldenLogits,
+}
+
+/// The values for SmolLM2-135M-Instruct Q4_1.
+pub fn golden_smollm2() -> Golden {
+    serde_json::from_str(include_str!("../data/golden-smollm2.json")).expect("the committed file is valid")
+}
+
+/// The small model: `FOREBAY_MODEL_SMOLLM2`, else where `examples/fetch_model.sh` puts it. `None` is said on standard error.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+pub fn smollm2() -> Option<PathBuf> {
+    let fetched = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = std::env::var_os("FOREBAY_MODEL_SMOLLM2").map_or_else(|| PathBuf::from(fetched), PathBuf::from);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("SKIPPED: no model at {}; run examples/fetch_model.sh", path.display());
+    None
+}
