@@ -7,7 +7,7 @@ use forebay::config::Policy;
 use forebay::sampler::{Sampler, SamplerOptions};
 use forebay::store::{DiskClass, IoBackend};
 use forebay::{Engine, EngineOptions, KvMemory, SessionOptions};
-use forebay_kernels::gemv::Precision;
+use forebay_kernels::Precision;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl EngineArgs {
     pub fn options(&self, disk: DiskClass) -> EngineOptions {
         EngineOptions {
             threads: self.threads.map_or(0, |n| n as usize),
-            precision: if self.exact { Precision::F32 } else { Precision::Fast },
+            precision: if self.exact { Precision::Exact } else { Precision::Fast },
             store_dir: self.store.clone().unwrap_or_else(std::env::temp_dir),
             disk,
             io: self.io,
@@ -156,7 +156,8 @@ pub fn parse_disk(text: &str) -> Result<DiskClass, String> {
     text.parse().map_err(|e| format!("{e}"))
 }
 
-fn parse_io(text: &str) -> Result<IoBackend, String> {
+/// Parses the name of an I/O backend.
+pub fn parse_io(text: &str) -> Result<IoBackend, String> {
     text.parse().map_err(|e| format!("{e}"))
 }
 
@@ -176,6 +177,13 @@ pub struct ContextPlan {
     pub new_tokens: usize,
 }
 
+/// Says that a context is larger than what the model was trained on.
+pub fn warn_past_training(context: usize, model_context: usize) {
+    if context > model_context {
+        log::warn!("--context {context} is more than the {model_context} tokens that the model was trained on");
+    }
+}
+
 /// Fits a prompt and what is to be generated into `--context` or into the model's context.
 ///
 /// Without `--context` the capacity is what the work needs, and the answer ends at the model's context. A larger `--context` is
@@ -187,18 +195,15 @@ pub fn plan_context(
     new_tokens: usize,
 ) -> Outcome<ContextPlan> {
     let limit = context.unwrap_or(model_context);
-    if let Some(context) = context
-        && context > model_context
-    {
-        log::warn!("--context {context} is more than the {model_context} tokens that the model was trained on");
-    }
+    warn_past_training(limit, model_context);
     if prompt > limit {
-        let (place, limit) = match context {
-            Some(context) => ("--context", format!("{context} tokens are too few")),
-            None => ("the prompt", format!("is longer than the model's context of {model_context} tokens")),
+        let message = match context {
+            Some(context) => {
+                format!("--context {context}: the prompt has {prompt} tokens, expected a context of at least that")
+            }
+            None => format!("the prompt has {prompt} tokens, expected at most the model's context of {model_context}"),
         };
-        let what = format!("{limit}: the prompt has {prompt} tokens, expected at most the context's number");
-        return Err(Failure::usage(place, what));
+        return Err(Failure::Usage(message));
     }
     // The last token is drawn but never taken into the cache.
     let room = limit - prompt + 1;
@@ -227,7 +232,10 @@ mod tests {
     fn a_prompt_that_does_not_fit_names_both_numbers() {
         for error in [plan_context(100, None, 101, 1), plan_context(100, Some(64), 101, 1)] {
             let text = error.unwrap_err().to_string();
-            assert!(text.contains("101") && (text.contains("100 tokens") || text.contains("64 tokens")), "{text}");
+            assert!(
+                text.contains("101") && (text.contains("context of 100") || text.contains("--context 64")),
+                "{text}"
+            );
         }
     }
 

@@ -35,6 +35,8 @@ pub struct EngineOptions {
     pub store_dir: PathBuf,
     /// How the store does its I/O.
     pub io: IoBackend,
+    /// Device class that reads and writes are slowed down to.
+    pub disk: store::DiskClass,
     /// Verify the checksum of every record that is read.
     pub verify: bool,
     /// Settings of the tiers, from a file.
@@ -48,6 +50,7 @@ impl Default for EngineOptions {
             precision: Precision::Fast,
             store_dir: std::env::temp_dir(),
             io: IoBackend::Auto,
+            disk: store::DiskClass::Native,
             verify: true,
             config: None,
         }
@@ -201,6 +204,7 @@ impl Engine {
         let options = StoreOptions {
             backend: self.options.io,
             fingerprint: self.model().fingerprint(),
+            throttle: self.options.disk,
             checksums: self.options.verify,
             plan_groups_max: plan_groups,
             ..StoreOptions::new(&self.options.store_dir)

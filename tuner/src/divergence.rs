@@ -83,7 +83,9 @@ mod tests {
         let p = [1.0f32, -2.0, 0.5, 3.0];
         let shifted = p.map(|l| l + 1000.0);
         assert!(divergence(&p, &shifted) < 1e-9);
-        assert!((Distribution::new(&shifted).log_probability(3) - Distribution::new(&p).log_probability(3)).abs() < 1e-4);
+        assert!(
+            (Distribution::new(&shifted).log_probability(3) - Distribution::new(&p).log_probability(3)).abs() < 1e-4
+        );
     }
 
     #[test]

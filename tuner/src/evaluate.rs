@@ -52,7 +52,13 @@ pub fn tokens_needed(context: usize, steps: usize) -> usize {
 
 impl Reference {
     /// Runs policy `full` over `tokens`, of which there are at least two and [`tokens_needed`].
-    pub fn new(engine: &Arc<Engine>, tokens: &[u32], context: usize, steps: usize, watch: &mut Watch) -> Result<Reference> {
+    pub fn new(
+        engine: &Arc<Engine>,
+        tokens: &[u32],
+        context: usize,
+        steps: usize,
+        watch: &mut Watch,
+    ) -> Result<Reference> {
         let tokens = tokens[..tokens_needed(context, steps)].to_vec();
         let options = SessionOptions { policy: Policy::Full, ..SessionOptions::new(context + steps) };
         let vocab = engine.model().config().vocab;

@@ -71,12 +71,8 @@ fn generate_text(args: Args) -> Outcome<()> {
         engine.tokenizer().encode_with_bos(&prompt, true)?
     };
     let plan = plan_context(engine.model().config().context, args.context, tokens.len(), args.max_new_tokens)?;
-    let options = GenerateOptions {
-        new_tokens: plan.new_tokens,
-        sampler,
-        penalize_prompt: true,
-        ignore_eos: args.ignore_eos,
-    };
+    let options =
+        GenerateOptions { new_tokens: plan.new_tokens, sampler, penalize_prompt: true, ignore_eos: args.ignore_eos };
     let session = args.memory.session(plan.capacity, args.policy);
     let made = generate(&engine, &session, &tokens, &options, "reading the prompt", &mut |piece| {
         if args.json { Ok(()) } else { output::write_text(piece) }

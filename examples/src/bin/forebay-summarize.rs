@@ -3,7 +3,7 @@
 use clap::Parser;
 use forebay::config::Policy;
 use forebay::store::DiskClass;
-use forebay_examples::cli::{EngineArgs, MemoryArgs, SamplingArgs, parse_disk, parse_policy};
+use forebay_examples::cli::{EngineArgs, MemoryArgs, SamplingArgs, parse_disk, parse_policy, warn_past_training};
 use forebay_examples::generate::{GenerateOptions, at_least_one};
 use forebay_examples::report::Report;
 use forebay_examples::summarize::{Summarizer, default_instruction, tokens_for_words};
@@ -73,9 +73,7 @@ fn summarize(args: Args) -> Outcome<()> {
     let engine = args.engine.open(args.disk)?;
     let model_context = engine.model().config().context;
     let context = args.context.unwrap_or(model_context);
-    if context > model_context {
-        log::warn!("--context {context} is more than the {model_context} tokens that the model was trained on");
-    }
+    warn_past_training(context, model_context);
     let summarizer = Summarizer {
         engine: &engine,
         context,

@@ -5,7 +5,7 @@ use forebay::config::Policy;
 use forebay::store::DiskClass;
 use forebay::{CancelHandle, Engine, Error, Progress};
 use forebay_examples::bench::table::Table;
-use forebay_examples::cli::{EngineArgs, MemoryArgs, parse_disk, parse_policy};
+use forebay_examples::cli::{EngineArgs, MemoryArgs, parse_disk, parse_policy, warn_past_training};
 use forebay_examples::generate::at_least_one;
 use forebay_examples::progress::PrefillBar;
 use forebay_examples::report::config_names;
@@ -116,10 +116,7 @@ impl CommonArgs {
     fn open(&self) -> Outcome<Arc<Engine>> {
         at_least_one("--context", self.context)?;
         let engine = self.engine.open(self.disk)?;
-        let trained = engine.model().config().context;
-        if self.context > trained {
-            log::warn!("--context {} is more than the {trained} tokens that the model was trained on", self.context);
-        }
+        warn_past_training(self.context, engine.model().config().context);
         Ok(engine)
     }
 }
@@ -239,8 +236,19 @@ fn share(part: u64, whole: u64) -> String {
 }
 
 fn print_evaluation(reports: &[PolicyReport]) -> Outcome<()> {
-    let titles =
-        ["policy", "text", "KL", "agreement", "nll", "nll full", "KV memory", "of full", "reuse", "tok/s", "full tok/s"];
+    let titles = [
+        "policy",
+        "text",
+        "KL",
+        "agreement",
+        "nll",
+        "nll full",
+        "KV memory",
+        "of full",
+        "reuse",
+        "tok/s",
+        "full tok/s",
+    ];
     let mut table = Table::new(2, &titles);
     for r in reports {
         table.push(vec![
