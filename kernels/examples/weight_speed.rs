@@ -1,7 +1,7 @@
 //! Speed of the weight products on this machine: bytes per second of the decode product beside a plain read of as much memory, from
 //! memory (`gemv`) and from the cache (`cached`), and operations per second of the prefill product.
 //!
-//! `cargo run --release -p forebay-kernels --example weight_speed -- [threads] [pool|gemv|cached|gemm] [types...]`
+//! `cargo run --release -p forebay-kernels --example weight_speed -- [threads] [pool|gemv|cached|step|gemm] [types...]`
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use forebay_kernels::{Activations, GemmScratch, GemvJob, Isa, Pool, Precision, Weight, WeightType, gemm, gemv};
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// Weights of one measurement: several times the last-level cache, so that they come from memory.
 const MEASURED_BYTES: usize = 96 << 20;
 /// Each measurement is the best of this many.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 
 fn best_seconds(mut f: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
@@ -93,6 +93,50 @@ fn decode_products(pool: &Pool, measured_bytes: usize, types: &[WeightType]) {
     }
 }
 
+/// One token's weight products in the shapes and types of a 135M-parameter Llama: 30 layers in Q4_1 and an output in Q8_0.
+fn decode_step(pool: &Pool) {
+    const DIM: usize = 576;
+    const LAYERS: [(&[usize], usize); 4] =
+        [(&[DIM, 192, 192], DIM), (&[DIM], DIM), (&[1536, 1536], DIM), (&[DIM], 1536)];
+    const VOCABULARY: usize = 49_152;
+    let mut products: Vec<(WeightType, &[usize], usize)> = Vec::new();
+    for _ in 0..30 {
+        products.extend(LAYERS.iter().map(|&(rows, cols)| (WeightType::Q4_1, rows, cols)));
+    }
+    products.push((WeightType::Q8_0, &[VOCABULARY], DIM));
+    let data: Vec<Vec<Vec<u8>>> = products
+        .iter()
+        .map(|&(dtype, rows, cols)| {
+            rows.iter().map(|&rows| weights(dtype, rows * dtype.row_bytes(cols).expect("whole blocks"))).collect()
+        })
+        .collect();
+    let bytes: usize = data.iter().flatten().map(Vec::len).sum();
+    let input = vec![0.5; 1536];
+    let mut out = vec![0.0; VOCABULARY];
+    let plain = vec![1u8; bytes];
+    println!("{:>8} {:>8} {:>9} {:>8}", "isa", "ms", "GB/s", "of read");
+    for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar) {
+        let mut x = Activations::new(1, 1536);
+        let read = read_speed(pool, &plain);
+        let seconds = best_seconds(|| {
+            for (&(dtype, rows, cols), data) in products.iter().zip(&data) {
+                x.set(isa, &input[..cols], 1, cols, Precision::Fast);
+                let mut rest = &mut out[..];
+                let mut jobs: Vec<GemvJob> = Vec::with_capacity(rows.len());
+                for (&rows, data) in rows.iter().zip(data) {
+                    let (out, others) = rest.split_at_mut(rows);
+                    rest = others;
+                    let weight = Weight::new(dtype, rows, cols, data).expect("the length is that of the shape");
+                    jobs.push(GemvJob { weight, out });
+                }
+                gemv(pool, isa, &x, &mut jobs);
+            }
+        });
+        let speed = bytes as f64 / seconds;
+        println!("{:>8} {:>8.2} {:>9.1} {:>7.0}%", isa.name(), seconds * 1e3, speed / 1e9, 100.0 * speed / read);
+    }
+}
+
 fn prefill_products(pool: &Pool) {
     println!("{:6} {:>11} {:>6} {:>8} {:>9}", "type", "rows x cols", "tokens", "isa", "GFLOP/s");
     for dtype in [WeightType::Q4_1, WeightType::F16] {
@@ -140,6 +184,9 @@ fn main() {
     }
     if wanted("cached") {
         decode_products(&pool, 0, &types);
+    }
+    if wanted("step") {
+        decode_step(&pool);
     }
     if wanted("gemm") {
         prefill_products(&pool);

@@ -6,43 +6,71 @@
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Spins before a waiting thread gives its core to others: some tens of microseconds, the length of the serial stretches between
+/// Spins of an idle worker before it gives its core to others: some tens of microseconds, the length of the serial stretches between
 /// two joins of a decode step.
-const SPINS_MAX: u32 = 4_000;
+const IDLE_SPINS_MAX: u32 = 4_000;
 /// Yields after the spins before a worker parks. A worker that parks costs the next fork a wake-up of tens of microseconds.
-const YIELDS_MAX: u32 = 200;
+const IDLE_YIELDS_MAX: u32 = 50;
+/// Spins of a caller that waits for the last tasks before it yields: about a millisecond, longer than a task.
+const JOIN_SPINS_MAX: u32 = 50_000;
 
 thread_local! {
     /// Set while this thread runs a job of any pool; a nested call then runs on this thread alone.
     static IN_JOB: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The job of the current epoch; the lifetime is erased, [`Pool::run`] does not return before all workers are done with it.
+/// A job; the lifetime is erased, the call that made it does not return before all workers are done with it.
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// A value on cache lines of its own: the epoch is polled by all workers while others write the neighbours.
+/// A value on cache lines of its own: the gate is polled by all workers while others write the neighbours.
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// State of the gate, in one word so that entering a job is one atomic step: the number of the job in the upper half, whether workers
+/// may still enter it, and how many are inside.
+#[derive(Clone, Copy)]
+struct Gate(u64);
+
+impl Gate {
+    const OPEN: u64 = 1 << 31;
+
+    fn job(self) -> u64 {
+        self.0 >> 32
+    }
+
+    fn is_open(self) -> bool {
+        self.0 & Self::OPEN != 0
+    }
+
+    fn inside(self) -> u64 {
+        self.0 & (Self::OPEN - 1)
+    }
+
+    /// The next job, open, with nobody inside.
+    fn next(self) -> Gate {
+        Gate((self.job() + 1) << 32 | Self::OPEN)
+    }
+}
+
 struct Shared {
-    /// Number of jobs published so far; a change is the signal to start.
-    epoch: Padded<AtomicUsize>,
-    /// Workers that have not finished the current job.
+    gate: Padded<AtomicU64>,
+    /// Workers that have not finished the current job; only for jobs that each worker takes part in.
     remaining: Padded<AtomicUsize>,
     job: UnsafeCell<Option<Job>>,
     /// One per worker thread: it is parked, or about to be.
     parked: Box<[Padded<AtomicBool>]>,
     shutdown: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    spins_max: u32,
+    /// Whether a spinning thread keeps no other thread of this pool from its core.
+    may_spin: bool,
 }
 
-// SAFETY: `job` is written only by the holder of `Pool::caller` while no worker runs (`remaining` is 0), and read by workers only
-// after they saw the epoch that was stored after the write; everything else is atomic or locked.
+// SAFETY: `job` is written only by the holder of `Pool::caller` while the gate is closed and nobody is inside, and read by workers
+// only after they entered through the gate that was opened after the write; everything else is atomic or locked.
 unsafe impl Sync for Shared {}
 // SAFETY: the job pointer is the only field that is not `Send`; it points to a `Sync` closure that outlives the job.
 unsafe impl Send for Shared {}
@@ -65,14 +93,13 @@ impl Pool {
         let threads = threads.max(1);
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            epoch: Padded(AtomicUsize::new(0)),
+            gate: Padded(AtomicU64::new(0)),
             remaining: Padded(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
             parked: (1..threads).map(|_| Padded(AtomicBool::new(false))).collect(),
             shutdown: AtomicBool::new(false),
             panic: Mutex::new(None),
-            // With more threads than cores a spinning thread keeps the core from the one it waits for.
-            spins_max: if threads > cores { 0 } else { SPINS_MAX },
+            may_spin: threads <= cores,
         });
         let mut workers = Vec::with_capacity(threads - 1);
         for worker in 1..threads {
@@ -102,54 +129,25 @@ impl Pool {
     ///
     /// A panic of any worker is raised again here, after the join. Nothing is allocated.
     pub fn run(&self, f: impl Fn(usize) + Sync) {
-        if self.workers.is_empty() || IN_JOB.get() {
+        if self.is_alone() {
             (0..self.threads()).for_each(f);
-            return;
-        }
-        let _one_job_at_a_time = lock(&self.caller);
-        let job: *const (dyn Fn(usize) + Sync + '_) = &f;
-        // SAFETY: only the lifetime changes. Workers use the pointer between the epoch store below and their decrement of
-        // `remaining`, and this function does not return or unwind before `remaining` is 0, so `f` outlives every use.
-        let job: Job = unsafe { std::mem::transmute(job) };
-        // SAFETY: the lock is held and `remaining` is 0: no worker reads the cell before it sees the next epoch.
-        unsafe { *self.shared.job.get() = Some(job) };
-        self.shared.remaining.0.store(self.workers.len(), Ordering::Relaxed);
-        // Sequentially consistent with the worker's "set parked, then look at the epoch": one of the two sees the other.
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
-        for (thread, parked) in self.handles.iter().zip(&self.shared.parked) {
-            if parked.0.load(Ordering::SeqCst) {
-                thread.unpark();
-            }
-        }
-        let own = catch_unwind(AssertUnwindSafe(|| in_job(|| f(0))));
-        let mut spins = 0;
-        while self.shared.remaining.0.load(Ordering::Acquire) != 0 {
-            if spins < self.shared.spins_max {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
-                thread::yield_now();
-            }
-        }
-        let theirs = lock(&self.shared.panic).take();
-        drop(_one_job_at_a_time);
-        if let Err(payload) = own {
-            resume_unwind(payload);
-        }
-        if let Some(payload) = theirs {
-            resume_unwind(payload);
+        } else {
+            self.fork_join(&f, true);
         }
     }
 
     /// Calls `f(worker, task)` once for each task in `0..tasks`. Workers claim tasks in order as they become free, so which worker
-    /// gets which task varies from call to call; a result must not depend on it.
+    /// gets which task varies from call to call; a result must not depend on it. A worker that the system keeps from running is
+    /// done without.
+    ///
+    /// A panic of any task is raised again here, after the join. Nothing is allocated.
     pub fn for_each(&self, tasks: usize, f: impl Fn(usize, usize) + Sync) {
-        if tasks <= 1 {
+        if tasks <= 1 || self.is_alone() {
             (0..tasks).for_each(|task| f(0, task));
             return;
         }
         let next = AtomicUsize::new(0);
-        self.run(|worker| {
+        let claim = |worker: usize| {
             loop {
                 let task = next.fetch_add(1, Ordering::Relaxed);
                 if task >= tasks {
@@ -157,14 +155,53 @@ impl Pool {
                 }
                 f(worker, task);
             }
-        });
+        };
+        self.fork_join(&claim, false);
+    }
+
+    /// Whether the calling thread has to do a job by itself.
+    fn is_alone(&self) -> bool {
+        self.workers.is_empty() || IN_JOB.get()
+    }
+
+    /// Runs `f(0)` here and `f(worker)` on the workers: on all of them if `all`, else on those that come before `f(0)` returns.
+    fn fork_join(&self, f: &(dyn Fn(usize) + Sync), all: bool) {
+        let shared = &*self.shared;
+        let one_job_at_a_time = lock(&self.caller);
+        let job: *const (dyn Fn(usize) + Sync + '_) = f;
+        // SAFETY: only the lifetime changes. Workers use the pointer only while they are inside the gate, and this function does not
+        // return or unwind before the gate is closed and nobody is inside, so `f` outlives every use.
+        let job: Job = unsafe { std::mem::transmute(job) };
+        // SAFETY: the lock is held, the gate is closed and nobody is inside: no worker reads the cell before the gate opens.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.remaining.0.store(self.workers.len(), Ordering::Relaxed);
+        // Sequentially consistent with the worker's "set parked, then look at the gate": one of the two sees the other.
+        let gate = Gate(shared.gate.0.load(Ordering::Relaxed)).next();
+        shared.gate.0.store(gate.0, Ordering::SeqCst);
+        for (thread, parked) in self.handles.iter().zip(&shared.parked) {
+            if parked.0.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| in_job(|| f(0))));
+        if all {
+            shared.wait_until(|| shared.remaining.0.load(Ordering::Acquire) == 0);
+        }
+        shared.gate.0.fetch_and(!Gate::OPEN, Ordering::Relaxed);
+        shared.wait_until(|| Gate(shared.gate.0.load(Ordering::Acquire)).inside() == 0);
+        let theirs = lock(&shared.panic).take();
+        drop(one_job_at_a_time);
+        if let Some(payload) = own.err().or(theirs) {
+            resume_unwind(payload);
+        }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::SeqCst);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        let gate = Gate(self.shared.gate.0.load(Ordering::Relaxed)).next();
+        self.shared.gate.0.store(gate.0, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches the panics of its jobs, so a failed join has nothing to report.
@@ -179,53 +216,79 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+impl Shared {
+    /// Waits for other threads of the pool, which are at work.
+    fn wait_until(&self, done: impl Fn() -> bool) {
+        let mut spins = if self.may_spin { 0 } else { JOIN_SPINS_MAX };
+        while !done() {
+            if spins < JOIN_SPINS_MAX {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Enters the current job if it is open and not number `seen`, which becomes its number.
+    fn try_enter(&self, seen: &mut u64) -> bool {
+        let mut gate = Gate(self.gate.0.load(Ordering::SeqCst));
+        while gate.job() != *seen && gate.is_open() {
+            let entered = gate.0 + 1;
+            match self.gate.0.compare_exchange_weak(gate.0, entered, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => {
+                    *seen = gate.job();
+                    return true;
+                }
+                Err(now) => gate = Gate(now),
+            }
+        }
+        false
+    }
+
+    /// Waits for a job other than `seen` and enters it: spins, yields, then parks.
+    fn enter(&self, worker: usize, seen: &mut u64) {
+        let spins = if self.may_spin { IDLE_SPINS_MAX } else { 0 };
+        for _ in 0..spins {
+            if self.try_enter(seen) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        for _ in 0..IDLE_YIELDS_MAX {
+            if self.try_enter(seen) {
+                return;
+            }
+            thread::yield_now();
+        }
+        let parked = &self.parked[worker - 1].0;
+        parked.store(true, Ordering::SeqCst);
+        while !self.try_enter(seen) {
+            thread::park();
+        }
+        parked.store(false, Ordering::SeqCst);
+    }
+}
+
 /// Life of worker thread number `worker`.
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     loop {
-        seen = wait_for_epoch(shared, worker, seen);
+        shared.enter(worker, &mut seen);
         if shared.shutdown.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch was stored after the job, and the job is not replaced before this worker's decrement below.
+        // SAFETY: this worker is inside the gate, so the job was written before and is not replaced until it leaves.
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
-            // SAFETY: `Pool::run` keeps the closure alive until `remaining` is 0, which this worker still holds above 0.
+            // SAFETY: the call that made the job keeps the closure alive while a worker is inside the gate.
             let job = unsafe { &*job };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| in_job(|| job(worker)))) {
                 lock(&shared.panic).get_or_insert(payload);
             }
         }
         shared.remaining.0.fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// Waits until the epoch is not `seen` and returns it: spins, yields, then parks.
-fn wait_for_epoch(shared: &Shared, worker: usize, seen: usize) -> usize {
-    let changed = || {
-        let epoch = shared.epoch.0.load(Ordering::SeqCst);
-        (epoch != seen).then_some(epoch)
-    };
-    for _ in 0..shared.spins_max {
-        if let Some(epoch) = changed() {
-            return epoch;
-        }
-        std::hint::spin_loop();
-    }
-    for _ in 0..YIELDS_MAX {
-        if let Some(epoch) = changed() {
-            return epoch;
-        }
-        thread::yield_now();
-    }
-    let parked = &shared.parked[worker - 1].0;
-    parked.store(true, Ordering::SeqCst);
-    loop {
-        if let Some(epoch) = changed() {
-            parked.store(false, Ordering::SeqCst);
-            return epoch;
-        }
-        thread::park();
+        shared.gate.0.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -96,7 +96,7 @@ fn cols_of(dtype: WeightType, choice: usize) -> usize {
 }
 
 fn config() -> Config {
-    Config { cases: 120, failure_persistence: None, ..Config::default() }
+    Config { failure_persistence: None, ..Config::default() }
 }
 
 macro_rules! on_each_isa {

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Runs the aarch64 code on this x86-64 machine: installs a cross toolchain (Debian), builds statically, and runs the kernel tests in
+# an emulator, with and without the dot-product instructions. Needs root for the installation only.
+set -eu
+cd "$(dirname "$0")/.."
+
+packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static"
+missing=
+for package in $packages; do
+    dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"
+done
+# A toolchain with the aarch64 standard library is used if there is one; else Debian's, which has it as a package.
+if rustup target list --installed 2>/dev/null | grep -qx aarch64-unknown-linux-gnu; then
+    cargo=cargo
+else
+    cargo=/usr/bin/cargo
+    RUSTC=/usr/bin/rustc
+    export RUSTC
+    for package in rustc-web cargo-web libstd-rust-web-dev:arm64; do
+        dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"
+    done
+fi
+if [ -n "$missing" ]; then
+    dpkg --add-architecture arm64
+    apt-get update
+    # shellcheck disable=SC2086 # a list of packages
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing
+fi
+
+CARGO_TARGET_DIR=${FOREBAY_AARCH64_TARGET_DIR:-$PWD/target/aarch64}
+CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static"
+CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static
+export CARGO_TARGET_DIR CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER
+
+# The Cortex-A76 has the dot-product instructions, the Cortex-A72 has not. Fewer random cases than on hardware: emulation is slow.
+for cpu in cortex-a76 cortex-a72; do
+    echo "kernel tests on an emulated $cpu"
+    QEMU_CPU=$cpu PROPTEST_CASES=${PROPTEST_CASES:-24} \
+        "$cargo" test --profile checked --target aarch64-unknown-linux-gnu -p forebay-kernels --lib --tests
+done
+
+# End to end: one generation with the pread store goes here.
