@@ -63,7 +63,8 @@ pub struct AttentionScratch {
 impl AttentionScratch {
     /// For [`attend`] with up to `heads` query heads of `d` elements over `max_tokens` tokens in `max_pieces` pieces.
     pub fn new(heads: usize, d: usize, max_tokens: usize, max_pieces: usize) -> AttentionScratch {
-        let count = partitions(max_tokens).0.max(partitions(max_tokens.min(SHORT_CACHE)).0);
+        // Rounding the size of partitions up can only make them fewer.
+        let count = max_tokens.min(SHORT_CACHE).div_ceil(SHORT_PARTITION).max(max_tokens.div_ceil(PARTITION_MAX));
         AttentionScratch {
             heads,
             d,
