@@ -499,7 +499,8 @@ fn the_real_model_answers() {
     let bench = Bench::new();
     let mut command = program(GENERATE);
     command.arg("--model").arg(model).arg("--store").arg(bench.store());
-    command.args(["--chat", "--prompt", "What is the capital of France?", "--max-new-tokens", "16"]);
+    // With 8-bit activations a model this small answers in French at times.
+    command.args(["--chat", "--exact", "--prompt", "What is the capital of France?", "--max-new-tokens", "16"]);
     let output = command.output().expect("the program starts");
     assert_done(&output);
     assert!(stdout(&output).contains("Paris"), "{}", stdout(&output));
