@@ -98,6 +98,9 @@ cargo fmt --all --check || fail "cargo fmt --check"
 say "lints"
 cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings || fail "cargo clippy"
 
+# The tests of the programs start the binaries, which cargo test does not build for a package of its own.
+cargo build --workspace --bins --profile checked --locked || fail "cargo build"
+
 say "tests"
 # A plain sh has no pipefail: the exit code travels through a file.
 {

@@ -3,6 +3,7 @@
 use crate::program::{Failure, Outcome};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 /// Writes text to standard output and flushes it, so that a person sees each piece when it is made.
 pub fn write_text(text: &str) -> Outcome<()> {
@@ -14,6 +15,21 @@ pub fn write_text(text: &str) -> Outcome<()> {
 pub fn write_json(value: &impl Serialize) -> Outcome<()> {
     let text = serde_json::to_string(value).map_err(|e| Failure::Fault(format!("--json: {e}")))?;
     write_text(&(text + "\n"))
+}
+
+/// Whether a file can be written later; it exists and is empty afterwards.
+pub fn check_file(path: &Path) -> Outcome<()> {
+    std::fs::File::create(path).map(drop).map_err(|e| file_failure(path, &e))
+}
+
+/// Writes one JSON object and a newline to a file.
+pub fn write_json_file(path: &Path, value: &impl Serialize) -> Outcome<()> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::Fault(format!("{}: {e}", path.display())))?;
+    std::fs::write(path, text + "\n").map_err(|e| file_failure(path, &e))
+}
+
+fn file_failure(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::usage(path.display(), format!("cannot be written: {error}, expected a file to write to"))
 }
 
 fn output_failure(error: std::io::Error) -> Failure {

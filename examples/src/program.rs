@@ -8,6 +8,7 @@ use forebay::model::ModelError;
 use forebay::sampler::SamplerError;
 use forebay::store::StoreError;
 use std::io::Write;
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 /// Why a program ends before its work is done.
@@ -106,7 +107,13 @@ pub fn run<A: Parser>(body: fn(A) -> Outcome<()>) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let outcome = interrupt::install().and_then(|()| body(args));
+    // A panic is a fault like any other: exit code 1. What it says is on standard error already.
+    let guarded = |()| std::panic::catch_unwind(AssertUnwindSafe(|| body(args)));
+    let outcome = match interrupt::install().map(guarded) {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Err(Failure::Fault("internal error, see above".into())),
+        Err(failure) => Err(failure),
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // A call that fails because a signal came in the middle of it is an interruption, too.

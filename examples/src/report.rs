@@ -1,11 +1,13 @@
 //! The JSON object of `forebay-generate` and `forebay-summarize`.
 
 use crate::generate::SessionFacts;
+use crate::output;
 use crate::program::Outcome;
 use forebay::Engine;
 use forebay::config::ConfigSource;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
+use std::path::Path;
 
 /// Fields as the command contract names them, and a few more. Where a program ran several sessions (a document in parts), counts,
 /// seconds and disk traffic are sums over them, and memory, `kv_full_bytes`, `context`, `settings` and `plan` are those of the
@@ -146,5 +148,14 @@ impl Report {
             documents: None,
             parts: None,
         })
+    }
+
+    /// Ends a program's output: the object itself with `json`, else the end of the line that the text left open; and the object in the
+    /// file `stats`.
+    pub fn give(&self, json: bool, stats: Option<&Path>) -> Outcome<()> {
+        if let Some(path) = stats {
+            output::write_json_file(path, self)?;
+        }
+        if json { output::write_json(self) } else { output::write_text("\n") }
     }
 }

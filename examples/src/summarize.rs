@@ -36,13 +36,14 @@ const ROUNDS_MAX: usize = 8;
 /// Tokens kept free in a part: the sum of its pieces' token counts may be a little less than the count of the whole.
 const COUNT_RESERVE: usize = 32;
 
-/// What the model is asked to do, where nothing is said.
+/// What the model is asked to do, where nothing is said. As a question: models of a hundred million parameters answer it from the
+/// text, where "write a summary" gets them to write about summaries.
 pub fn default_instruction(max_words: Option<usize>) -> String {
     let length = match max_words {
         Some(words) => format!(" in at most {words} words"),
         None => String::new(),
     };
-    format!("Summarize the text{length}: what it is about, its main points and any decisions or conclusions.")
+    format!("Summarize the document{length}: what is it about, what are the main points, and what is decided?")
 }
 
 /// Tokens that a summary of `words` words takes at most: English runs to 1.3 to 1.5 tokens a word.
@@ -57,7 +58,7 @@ impl Summarizer<'_> {
         let mut parts = 1;
         let mut text = text.to_string();
         for round in 0..ROUNDS_MAX {
-            let what = if round == 0 { "text" } else { "text made of the summaries of parts of a long document" };
+            let what = if round == 0 { "a document" } else { "a document, as summaries of its parts" };
             let prompt = self.prompt(&text, what)?;
             if prompt.len() + self.generate.new_tokens <= self.context + 1 {
                 let last = self.generate(&prompt, "reading", sink)?;
@@ -76,7 +77,7 @@ impl Summarizer<'_> {
             }
             let mut summaries = Vec::with_capacity(pieces.len());
             for (index, piece) in pieces.iter().enumerate() {
-                let what = format!("text, part {} of {} of a longer document", index + 1, pieces.len());
+                let what = format!("part {} of {} of a document", index + 1, pieces.len());
                 let prompt = self.prompt(piece, &what)?;
                 let label = format!("reading part {} of {}", index + 1, pieces.len());
                 let made = self.generate(&prompt, &label, &mut |_| Ok(()))?;
@@ -93,19 +94,16 @@ impl Summarizer<'_> {
         generate(self.engine, &session, prompt, &self.generate, label, sink)
     }
 
-    /// The instruction stands before the text and, since small models forget what they read long ago, again after it.
+    /// The text first and then what to do with it: small models forget what they read long ago.
     fn prompt(&self, text: &str, what: &str) -> Outcome<Vec<u32>> {
-        let instruction = &self.instruction;
-        let user = format!(
-            "Below is a {what}. {instruction}\n\n--- text begins ---\n{}\n--- text ends ---\n\n{instruction} Write only the summary.",
-            text.trim()
-        );
+        let (text, instruction) = (text.trim(), &self.instruction);
+        let user = format!("Here is {what}:\n\n{text}\n\nThat is the end of the document. {instruction}");
         chat_tokens(self.engine, None, &user)
     }
 
     /// Parts of `text` whose prompts fit the context beside their summaries.
     fn parts<'t>(&self, text: &'t str) -> Outcome<Vec<&'t str>> {
-        let frame = self.prompt("", "text, part 1000 of 1000 of a longer document")?.len();
+        let frame = self.prompt("", "part 1000 of 1000 of a document")?.len();
         let reserved = frame + self.generate.new_tokens + COUNT_RESERVE;
         let limit = self.context.saturating_sub(reserved);
         // Parts at least twice as long as their summaries: otherwise the text would not get shorter.

@@ -8,11 +8,15 @@ use std::sync::Arc;
 
 use crate::evaluate::Watch;
 
-/// Tokens of an answer: enough for a short sentence around the number.
+/// Tokens of an answer: the number, which models spell a digit a token, and a few words around it.
 pub const ANSWER_TOKENS: usize = 16;
 
 /// What the model is asked.
-pub const QUESTION: &str = "What is the magic number that is mentioned in the text above? Answer with the number only.";
+pub const QUESTION: &str = "What is the magic number that the text above mentions?";
+
+/// How the model's answer begins. Small models ramble before they come to the number; with the beginning given, as in the RULER
+/// benchmark, what is measured is whether they find it.
+pub const ANSWER_START: &str = "The magic number is";
 
 /// One text with its number.
 #[derive(Clone, Debug)]
@@ -60,10 +64,12 @@ pub fn sentence_borders(text: &str) -> Vec<usize> {
     borders
 }
 
-/// The conversation about a haystack that already holds its needle.
+/// The conversation about a haystack that already holds its needle, up to the middle of the answer.
 fn conversation(engine: &Engine, haystack: &str) -> Result<Vec<u32>> {
     let user = format!("{haystack}\n\n{QUESTION}");
-    Ok(encode_chat(engine.chat(), engine.tokenizer(), &[Message::new("user", user)], true)?)
+    let mut tokens = encode_chat(engine.chat(), engine.tokenizer(), &[Message::new("user", user)], true)?;
+    tokens.extend(engine.tokenizer().encode(ANSWER_START, false)?);
+    Ok(tokens)
 }
 
 /// Makes the case of `number` at `depth`: as much of `haystack` as makes a conversation of at most `context` tokens.
@@ -165,14 +171,16 @@ pub struct DepthReport {
     pub correct_full: usize,
     /// Right answers of the policy.
     pub correct: usize,
+    /// The numbers that were hidden.
+    pub numbers: Vec<String>,
     /// What the policy answered.
     pub answers: Vec<String>,
 }
 
 /// One case, what the full cache answered and what the policy did.
 pub struct Asked<'a> {
-    /// Where the needle was.
-    pub depth: f64,
+    /// The case.
+    pub case: &'a Case,
     /// Answer of the full cache.
     pub full: &'a Answer,
     /// Answer of the policy.
@@ -183,10 +191,11 @@ pub struct Asked<'a> {
 pub fn report(policy: &'static str, settings: serde_json::Value, asked: &[Asked<'_>]) -> Option<NeedleReport> {
     let count = |asked: &[Asked<'_>], right: fn(&Asked<'_>) -> bool| asked.iter().filter(|a| right(a)).count();
     let depth = |asked: &[Asked<'_>]| DepthReport {
-        depth: asked[0].depth,
+        depth: asked[0].case.depth,
         cases: asked.len(),
         correct_full: count(asked, |a| a.full.correct),
         correct: count(asked, |a| a.answer.correct),
+        numbers: asked.iter().map(|a| a.case.number.clone()).collect(),
         answers: asked.iter().map(|a| a.answer.text.clone()).collect(),
     };
     let largest = &asked.iter().map(|a| &a.answer.stats).max_by_key(|s| s.kv_memory_bytes)?;
@@ -201,7 +210,7 @@ pub fn report(policy: &'static str, settings: serde_json::Value, asked: &[Asked<
         kv_full_bytes: largest.kv_full_bytes,
         reuse_rate: if selected > 0 { reused as f64 / selected as f64 } else { 0.0 },
         settings,
-        depths: asked.chunk_by(|a, b| a.depth == b.depth).map(depth).collect(),
+        depths: asked.chunk_by(|a, b| a.case.depth == b.case.depth).map(depth).collect(),
     })
 }
 
@@ -241,12 +250,15 @@ mod tests {
     fn answers_are_counted_by_depth() {
         let answer = |correct| Answer { text: String::new(), correct, stats: SessionStats::default() };
         let (right, wrong) = (answer(true), answer(false));
-        let asked = |depth, full, answer| Asked { depth, full, answer };
-        let all = [asked(0.1, &right, &right), asked(0.1, &right, &wrong), asked(0.9, &wrong, &right)];
+        let case = |depth| Case { depth, number: "12345".into(), prompt: Vec::new() };
+        let (early, late) = (case(0.1), case(0.9));
+        let asked = |case, full, answer| Asked { case, full, answer };
+        let all = [asked(&early, &right, &right), asked(&early, &right, &wrong), asked(&late, &wrong, &right)];
         let r = report("window", serde_json::Value::Null, &all).unwrap();
         assert_eq!((r.cases, r.correct_full, r.correct), (3, 2, 2));
         let rows: Vec<_> = r.depths.iter().map(|d| (d.depth, d.cases, d.correct_full, d.correct)).collect();
         assert_eq!(rows, [(0.1, 2, 2, 1), (0.9, 1, 0, 1)]);
+        assert_eq!(r.depths[0].numbers, ["12345", "12345"]);
         assert!(report("window", serde_json::Value::Null, &[]).is_none());
     }
 

@@ -50,6 +50,9 @@ struct Args {
     /// Print one JSON object instead of the text
     #[arg(long)]
     json: bool,
+    /// Write the JSON object to a file, whatever is printed
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -64,6 +67,9 @@ fn generate_text(args: Args) -> Outcome<()> {
         (Some(text), None) if !text.is_empty() => text.clone(),
         _ => return Err(Failure::usage("--prompt", "is empty, expected text")),
     };
+    if let Some(stats) = &args.stats {
+        output::check_file(stats)?;
+    }
     let engine = args.engine.open(args.disk)?;
     let tokens = if args.chat {
         chat_tokens(&engine, args.system.as_deref(), &prompt)?
@@ -77,10 +83,7 @@ fn generate_text(args: Args) -> Outcome<()> {
     let made = generate(&engine, &session, &tokens, &options, "reading the prompt", &mut |piece| {
         if args.json { Ok(()) } else { output::write_text(piece) }
     })?;
-    if args.json {
-        let device = args.engine.device.name();
-        let report = Report::new(&engine, device, made.text, made.token_count, made.stop, &[made.facts])?;
-        return output::write_json(&report);
-    }
-    output::write_text("\n")
+    let device = args.engine.device.name();
+    let report = Report::new(&engine, device, made.text, made.token_count, made.stop, &[made.facts])?;
+    report.give(args.json, args.stats.as_deref())
 }

@@ -48,6 +48,9 @@ struct Args {
     /// Print one JSON object instead of the text
     #[arg(long)]
     json: bool,
+    /// Write the JSON object to a file, whatever is printed
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
 }
 
 /// Tokens of a summary where nothing is said about its length.
@@ -70,6 +73,9 @@ fn summarize(args: Args) -> Outcome<()> {
     let documents = args.files.iter().map(|path| input::read_text(path)).collect::<Outcome<Vec<_>>>()?;
     let text = join_documents(&documents);
 
+    if let Some(stats) = &args.stats {
+        output::check_file(stats)?;
+    }
     let engine = args.engine.open(args.disk)?;
     let model_context = engine.model().config().context;
     let context = args.context.unwrap_or(model_context);
@@ -82,14 +88,11 @@ fn summarize(args: Args) -> Outcome<()> {
         instruction: args.instruction.unwrap_or_else(|| default_instruction(args.max_words)),
     };
     let summary = summarizer.run(&text, &mut |piece| if args.json { Ok(()) } else { output::write_text(piece) })?;
-    if args.json {
-        let last = summary.last;
-        let device = args.engine.device.name();
-        let report = Report::new(&engine, device, last.text, last.token_count, last.stop, &summary.facts)?;
-        let report = Report { documents: Some(documents.len()), parts: Some(summary.parts), ..report };
-        return output::write_json(&report);
-    }
-    output::write_text("\n")
+    let last = summary.last;
+    let device = args.engine.device.name();
+    let report = Report::new(&engine, device, last.text, last.token_count, last.stop, &summary.facts)?;
+    let report = Report { documents: Some(documents.len()), parts: Some(summary.parts), ..report };
+    report.give(args.json, args.stats.as_deref())
 }
 
 /// One text of all documents; several are numbered, so that the model can tell them apart.

@@ -192,7 +192,7 @@ fn needle(args: &NeedleArgs) -> Outcome<()> {
     }
     let report = |(index, answers): (usize, &Vec<Answer>)| {
         let pairs = cases.iter().zip(&full).zip(answers);
-        let asked: Vec<_> = pairs.map(|((case, full), answer)| Asked { depth: case.depth, full, answer }).collect();
+        let asked: Vec<_> = pairs.map(|((case, full), answer)| Asked { case, full, answer }).collect();
         needle::report(common.policy[index].name(), settings[index].clone(), &asked)
     };
     let reports: Vec<NeedleReport> = answers.iter().enumerate().filter_map(report).collect();
