@@ -36,7 +36,8 @@ const HEADS_MAX: usize = 8;
 
 /// f16 values in a cache line.
 const CACHE_LINE: usize = 32;
-/// Rows ahead of the current one that are fetched into the cache: pieces are too short for the hardware to guess.
+/// Key rows ahead of the current one that are asked for, as pieces are too short for the hardware to guess; values are asked for while
+/// their partition's scores are computed.
 const PREFETCH_ROWS: usize = 16;
 
 /// How many partitions `tokens` are cut into, and how many tokens each has but the last.
@@ -179,7 +180,7 @@ impl Kernel for Partition<'_> {
     fn run<S: Simd>(self, s: S) {
         let d = self.d;
         let tokens = self.tokens;
-        let mut k_rows = [std::ptr::null(); PARTITION_MAX + PREFETCH_ROWS];
+        let mut k_rows = [std::ptr::null(); PARTITION_MAX];
         let mut v_rows = [std::ptr::null(); PARTITION_MAX];
         self.find_rows(&mut k_rows, &mut v_rows);
         let padded = tokens.next_multiple_of(TILE);
@@ -194,8 +195,8 @@ impl Kernel for Partition<'_> {
             let q = &self.q[first * d..];
             for t in (0..padded).step_by(TILE) {
                 if first == 0 {
-                    for row in t..t + TILE {
-                        prefetch_row(s, k_rows[row + PREFETCH_ROWS], d);
+                    for row in t..tokens.min(t + TILE) {
+                        prefetch_row(s, k_rows[tokens.min(row + PREFETCH_ROWS + 1) - 1], d);
                         prefetch_row(s, v_rows[row], d);
                     }
                 }
