@@ -140,11 +140,11 @@ fn decode_step(pool: &Pool) {
 fn prefill_products(pool: &Pool) {
     println!("{:6} {:>11} {:>6} {:>8} {:>9}", "type", "rows x cols", "tokens", "isa", "GFLOP/s");
     for dtype in [WeightType::Q4_1, WeightType::F16] {
-        for (rows, cols) in [(576, 576), (1536, 576), (576, 1536)] {
+        for (rows, cols) in [(576, 576), (192, 576), (1536, 576), (576, 1536)] {
             let data = weights(dtype, rows * dtype.row_bytes(cols).expect("whole blocks"));
             let weight = Weight::new(dtype, rows, cols, &data).expect("the length is that of the shape");
             let mut scratch = GemmScratch::new(pool.threads(), cols);
-            for tokens in [64, 512, 4096] {
+            for tokens in [64, 256, 1024] {
                 let x: Vec<f32> = (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
                 let mut out = vec![0.0; tokens * rows];
                 for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar) {

@@ -2,13 +2,16 @@
 
 use crate::{Isa, Pool, Weight, quant};
 
-/// Rows of weights that are decoded and multiplied together: with 1,536 columns 384 KiB of f32, within a second-level cache.
-const TILE_ROWS: usize = 64;
+/// Rows of weights that are decoded and multiplied together: with 1,536 columns 300 KB of f32, within a second-level cache; a divisor
+/// of the usual row counts, so that few workers end together.
+const TILE_ROWS: usize = 48;
+/// Values between the rows of a tile: rows a multiple of 4 KiB apart would share the same few sets of the cache.
+const ROW_PADDING: usize = 16;
 
 /// Memory in which weights are decoded, one tile for each worker.
 #[derive(Debug)]
 pub struct GemmScratch {
-    /// `[threads][TILE_ROWS][max_cols]`
+    /// `[threads][TILE_ROWS][max_cols + ROW_PADDING]`
     tiles: Vec<f32>,
     threads: usize,
     tile_len: usize,
@@ -17,7 +20,7 @@ pub struct GemmScratch {
 impl GemmScratch {
     /// Room for pools of up to `threads` workers and matrices of up to `max_cols` columns.
     pub fn new(threads: usize, max_cols: usize) -> GemmScratch {
-        let tile_len = TILE_ROWS * max_cols;
+        let tile_len = TILE_ROWS * (max_cols + ROW_PADDING);
         GemmScratch { tiles: vec![0.0; threads * tile_len], threads, tile_len }
     }
 
@@ -69,7 +72,8 @@ pub fn gemm(
     assert_eq!(x.len(), n * cols, "activations are whole rows of {cols}");
     assert_eq!(out.len(), n * rows, "output of [{n}][{rows}]");
     assert!(pool.threads() <= scratch.threads, "scratch for {} of {} threads", scratch.threads, pool.threads());
-    assert!(TILE_ROWS.min(rows) * cols <= scratch.tile_len, "scratch for fewer columns than {cols}");
+    let stride = cols + ROW_PADDING;
+    assert!(TILE_ROWS * stride <= scratch.tile_len, "scratch for fewer columns than {cols}");
     if n == 0 {
         return;
     }
@@ -80,8 +84,10 @@ pub fn gemm(
         let first = task * TILE_ROWS;
         let count = TILE_ROWS.min(rows - first);
         // SAFETY: `worker < threads`, so the tile lies in the scratch, and no other worker has this one.
-        let tile = unsafe { std::slice::from_raw_parts_mut(tiles.at(worker * tile_len), count * cols) };
-        quant::dequantize_rows(isa, w, first, tile);
+        let tile = unsafe { std::slice::from_raw_parts_mut(tiles.at(worker * tile_len), count * stride) };
+        for (row, tile) in tile.chunks_exact_mut(stride).enumerate() {
+            quant::dequantize_rows(isa, w, first + row, &mut tile[..cols]);
+        }
         // SAFETY: the three matrices lie within `out` (columns `first..first + count`, which no other task has), the tile and `x`.
         unsafe {
             gemm::gemm(
@@ -94,7 +100,7 @@ pub fn gemm(
                 accumulate,
                 tile.as_ptr(),
                 1,
-                cols as isize,
+                stride as isize,
                 x.as_ptr(),
                 cols as isize,
                 1,
