@@ -111,11 +111,9 @@ pub fn attend(
     assert!(pieces.len() <= scratch.max_pieces, "{} pieces exceed the scratch memory", pieces.len());
     let mut tokens = 0;
     for piece in pieces {
-        let len = kv_heads * piece.capacity * d;
-        assert!(
-            piece.tokens <= piece.capacity && piece.k.len() == len && piece.v.len() == len,
-            "a piece has its shape"
-        );
+        let len = kv_heads.checked_mul(piece.capacity).and_then(|rows| rows.checked_mul(d));
+        let has_shape = Some(piece.k.len()) == len && Some(piece.v.len()) == len;
+        assert!(has_shape && piece.tokens <= piece.capacity, "a piece has its shape");
         tokens += piece.tokens;
     }
     assert!(tokens <= scratch.max_tokens, "{tokens} tokens exceed the scratch memory");
