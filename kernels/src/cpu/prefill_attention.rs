@@ -1,8 +1,8 @@
 //! Causal attention of many queries over stored records, block of keys by block of keys.
 //!
-//! A task is a tile of queries of one KV head. Its rows (a query of one head each) stand in panels of [`PANEL`] columns, one row per
+//! A task is a tile of queries of one KV head. Its rows (a query of one head each) stand in panels of `PANEL` columns, one row per
 //! column: scores of a panel are `K Q^T`, `[keys][PANEL]`, their softmax runs down the columns without any exchange between lanes, and `V^T P`
-//! adds to the results, `[d][PANEL]`. Only one panel's scores for [`KEY_TILE`] keys exist at a time, in the nearest cache (the tiling of
+//! adds to the results, `[d][PANEL]`. Only one panel's scores for `KEY_TILE` keys exist at a time, in the nearest cache (the tiling of
 //! FlashAttention, Dao et al.). Keys and values are widened to f32 once per tile, for all rows of the task.
 
 use half::f16;
@@ -70,8 +70,14 @@ impl KvRecords<'_> {
 
     /// Whether `tokens` tokens are inside.
     fn holds(&self, tokens: usize) -> bool {
-        let records = tokens.div_ceil(self.group);
-        records == 0 || (records - 1) * self.stride + self.record_bytes() <= self.bytes.len()
+        if tokens == 0 {
+            return true;
+        }
+        let values = [2, self.kv_heads, self.group, self.d, size_of::<f16>()];
+        let record = values.into_iter().try_fold(1usize, |product, factor| product.checked_mul(factor));
+        let last = ((tokens - 1) / self.group).checked_mul(self.stride);
+        let end = last.zip(record).and_then(|(last, record)| last.checked_add(record));
+        end.is_some_and(|end| end <= self.bytes.len())
     }
 
     /// Addresses of the key and value row of `token`; may be unaligned.
