@@ -8,7 +8,7 @@ use crate::model::transformer::Transformer;
 use crate::model::{ChatTemplate, Model, Tokenizer};
 use crate::plan::{MemoryPlan, ModelShape, full_layout, plan_full, prefill_chunk};
 use crate::session::{Session, SessionParts};
-use crate::store::{self, Arena, IoBackend, Store, StoreLayout, StoreOptions};
+use crate::store::{self, Arena, FaultOptions, IoBackend, Store, StoreLayout, StoreOptions};
 use forebay_kernels::prefill_attention::KvElement;
 use forebay_kernels::{Isa, Pool, Precision};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ pub struct EngineOptions {
     pub verify: bool,
     /// Settings of the tiers, from a file.
     pub config: Option<PathBuf>,
+    /// Faults that the store's device has, for tests of what they do to a session.
+    pub faults: Option<FaultOptions>,
 }
 
 impl Default for EngineOptions {
@@ -54,6 +56,7 @@ impl Default for EngineOptions {
             disk: store::DiskClass::Native,
             verify: true,
             config: None,
+            faults: None,
         }
     }
 }
@@ -214,6 +217,7 @@ impl Engine {
             backend: self.options.io,
             fingerprint: self.model().fingerprint(),
             throttle: self.options.disk,
+            faults: self.options.faults.clone(),
             checksums: self.options.verify,
             plan_groups_max: plan_groups,
             ..StoreOptions::new(&self.options.store_dir)
