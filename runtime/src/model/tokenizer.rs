@@ -357,7 +357,7 @@ impl Source<'_> {
         // Bytes that no UTF-8 text has (C0, C1, F5 to FF) are often left out of a vocabulary.
         let missing: Vec<u8> = missing.filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..)).collect();
         if !missing.is_empty() {
-            log::warn!("{}: no token for bytes {missing:02x?}: text loses them", self.gguf.path().display());
+            log::info!("{}: no token for bytes {missing:02x?}: text loses them", self.gguf.path().display());
         }
         let lines = self.gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default();
         let mut merges = Vec::with_capacity(lines.len());

@@ -520,9 +520,13 @@ impl Store {
             self.advance()?;
         }
         self.ready()?;
-        let Some(index) = self.free.pop() else {
+        // Reads take the tickets with room for their lists first, writes leave those to them.
+        let suits = |&index: &u32| (index < TICKETS_RESERVED as u32) == (kind == IoKind::Read);
+        let at = self.free.iter().rposition(suits).or(self.free.len().checked_sub(1));
+        let Some(at) = at else {
             return Err(StoreError::QueueFull { what: "tickets", limit: TICKETS_MAX });
         };
+        let index = self.free.swap_remove(at);
         let now = Instant::now();
         let batch = &mut self.batches[index as usize];
         batch.kind = Some(kind);
