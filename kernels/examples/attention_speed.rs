@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
-use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
+use forebay_kernels::prefill_attention::{KvElement, KvRecords, PrefillAttention};
 use forebay_kernels::select::{top_groups, top_groups_scratch};
 use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchType, encode_row, group_scores};
 use forebay_kernels::{Isa, Pool, covariance, dense, norm};
@@ -121,7 +121,7 @@ fn prefill(pool: &Pool) {
             }
             let group = 4;
             let bytes: Vec<u8> = halves(2 * keys * kv_heads * d).iter().flat_map(|x| x.to_le_bytes()).collect();
-            let kv = KvRecords { bytes: &bytes, stride: 4 * group * kv_heads * d, group, kv_heads, d };
+            let kv = KvRecords { bytes: &bytes, stride: 4 * group * kv_heads * d, group, kv_heads, d, element: KvElement::F16 };
             let q = numbers(queries * heads * d);
             let mut out = vec![0.0; q.len()];
             let mut attention = PrefillAttention::new(pool.threads(), heads, kv_heads, d, queries);

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
-use forebay_kernels::prefill_attention::{KvRecords, PrefillAttention};
+use forebay_kernels::prefill_attention::{KvElement, KvRecords, PrefillAttention};
 use forebay_kernels::{Isa, Pool};
 use half::f16;
 
@@ -243,7 +243,7 @@ impl Prefill<'_> {
             for &count in self.blocks {
                 let stride = 4 * kv_heads * self.group * d + self.padding;
                 let bytes = self.sequence.records(first..first + count, self.group, stride, self.offset);
-                let kv = KvRecords { bytes: &bytes[self.offset..], stride, group: self.group, kv_heads, d };
+                let kv = KvRecords { bytes: &bytes[self.offset..], stride, group: self.group, kv_heads, d, element: KvElement::F16 };
                 attention.accumulate(&pool, self.isa, q, first_position, &kv, first, count, scale);
                 first += count;
             }
@@ -332,4 +332,37 @@ fn prefill_of_unaligned_records(isa: Isa) {
         let prefill = Prefill { isa, threads: 2, sequence: &sequence, group: 4, padding: 17, offset, blocks: &[60] };
         prefill.check(60, 0, 4, &mut random);
     }
+}
+
+/// Whether `f` panics.
+fn panics(f: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+}
+
+#[test]
+fn wrong_shapes_are_refused() {
+    let pool = Pool::new(1);
+    let half = vec![f16::ZERO; 2 * 4 * 8];
+    let (q, mut out) = (vec![0.0; 4 * 8], vec![0.0; 4 * 8]);
+    let mut attend_piece = |capacity, tokens, k: &[f16]| {
+        let mut scratch = AttentionScratch::new(4, 8, 4, 1);
+        let piece = KvPiece { k, v: &half, capacity, tokens };
+        panics(|| attend(&pool, Isa::Scalar, &q, &[piece], 2, 8, 1.0, &mut scratch, &mut out))
+    };
+    assert!(!attend_piece(4, 4, &half));
+    assert!(attend_piece(4, 5, &half), "more tokens than room");
+    assert!(attend_piece(4, 4, &half[1..]), "keys too short");
+    assert!(attend_piece(usize::MAX / 2 + 5, 4, &half), "a product that wraps around");
+
+    let bytes = vec![0; 2 * 4 * 2 * 2 * 8];
+    let mut prefill = PrefillAttention::new(1, 4, 2, 8, 1);
+    let mut accumulate = |stride, keys| {
+        prefill.begin(1);
+        let kv = KvRecords { bytes: &bytes, stride, group: 2, kv_heads: 2, d: 8 };
+        panics(|| prefill.accumulate(&pool, Isa::Scalar, &q, 10, &kv, 0, keys, 1.0))
+    };
+    assert!(!accumulate(128, 4));
+    assert!(accumulate(128, 5), "a third record");
+    assert!(accumulate(129, 4), "a stride that leads outside");
+    assert!(accumulate(usize::MAX, 4), "a sum that wraps around");
 }

@@ -186,7 +186,11 @@ impl CacheConfig {
                 return fail("rank", self.rank.to_string(), format!("1 to {key_dim} (kv_heads * head_dim)"));
             }
             if self.sketch_pool == 0 || !self.group.is_multiple_of(self.sketch_pool) {
-                return fail("sketch_pool", self.sketch_pool.to_string(), format!("a divisor of group = {}", self.group));
+                return fail(
+                    "sketch_pool",
+                    self.sketch_pool.to_string(),
+                    format!("a divisor of group = {}", self.group),
+                );
             }
             if self.selected_groups == 0 {
                 return fail("selected_groups", "0".into(), "at least 1".into());
@@ -311,7 +315,8 @@ impl ConfigFile {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<ConfigFile> {
         let name = path.display().to_string();
-        let bad = |found: String, expected: &str| Error::ConfigFile { file: name.clone(), found, expected: expected.into() };
+        let bad =
+            |found: String, expected: &str| Error::ConfigFile { file: name.clone(), found, expected: expected.into() };
         let size = std::fs::metadata(path).map_err(|e| bad(e.to_string(), "a readable configuration file"))?.len();
         if size > MAX_CONFIG_BYTES {
             return Err(bad(format!("{size} bytes"), "a configuration file of at most 16 MiB"));

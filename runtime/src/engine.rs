@@ -6,9 +6,10 @@ use crate::config::{CacheConfig, ConfigFile, ConfigSource, Policy};
 use crate::error::{Error, Result};
 use crate::model::transformer::Transformer;
 use crate::model::{ChatTemplate, Model, Tokenizer};
-use crate::plan::{FULL_GROUP, MemoryPlan, ModelShape, full_layout, plan_full, prefill_chunk};
+use crate::plan::{MemoryPlan, ModelShape, full_layout, plan_full, prefill_chunk};
 use crate::session::{Session, SessionParts};
-use crate::store::{self, Arena, IoBackend, Store, StoreLayout, StoreOptions};
+use crate::store::{self, Arena, FaultOptions, IoBackend, Store, StoreLayout, StoreOptions};
+use forebay_kernels::prefill_attention::KvElement;
 use forebay_kernels::{Isa, Pool, Precision};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct EngineOptions {
     pub verify: bool,
     /// Settings of the tiers, from a file.
     pub config: Option<PathBuf>,
+    /// Faults that the store's device has, for tests of what they do to a session.
+    pub faults: Option<FaultOptions>,
 }
 
 impl Default for EngineOptions {
@@ -53,6 +56,7 @@ impl Default for EngineOptions {
             disk: store::DiskClass::Native,
             verify: true,
             config: None,
+            faults: None,
         }
     }
 }
@@ -186,6 +190,14 @@ impl Engine {
         1.0 / (self.model().config().head_dim as f32).sqrt()
     }
 
+    /// Number format of policy `full`'s cache: single precision where arithmetic is to be exact.
+    pub(crate) fn full_element(&self) -> KvElement {
+        match self.options.precision {
+            Precision::Exact => KvElement::F32,
+            Precision::Fast => KvElement::F16,
+        }
+    }
+
     /// Direct-I/O alignment of the store directory.
     pub(crate) fn alignment(&self) -> Result<usize> {
         let alignment = store::probe(&self.options.store_dir)?;
@@ -205,14 +217,13 @@ impl Engine {
             backend: self.options.io,
             fingerprint: self.model().fingerprint(),
             throttle: self.options.disk,
+            faults: self.options.faults.clone(),
             checksums: self.options.verify,
             plan_groups_max: plan_groups,
             ..StoreOptions::new(&self.options.store_dir)
         };
         let alignment = store::probe(&self.options.store_dir)?;
-        let count = |what, n: usize| {
-            u32::try_from(n).map_err(|_| Error::argument(what, n, "a number below 2^32"))
-        };
+        let count = |what, n: usize| u32::try_from(n).map_err(|_| Error::argument(what, n, "a number below 2^32"));
         let (layers, groups) = (count("layers", c.layers)?, count("groups", groups)?);
         let layout = StoreLayout::new(layers, groups, count("record bytes", layout.record_bytes())?, alignment)?;
         Ok(Store::create(options, layout, arenas)?)
@@ -237,14 +248,15 @@ impl Engine {
         }
         let shape = self.shape();
         let policy = if options.kv_memory == KvMemory::Full { Policy::Full } else { options.policy };
-        let alignment = if policy == Policy::Full { FULL_GROUP } else { self.alignment()? };
+        let alignment = if policy == Policy::Full { 1 } else { self.alignment()? };
         let (budget, given) = match options.kv_memory {
             KvMemory::Bytes(bytes) => (bytes, true),
             KvMemory::Full => (u64::MAX, true),
             KvMemory::Default if matches!(policy, Policy::Full | Policy::LoadAll) => (u64::MAX, true),
             KvMemory::Default => (shape.full_bytes(capacity) / DEFAULT_SHARE, false),
         };
-        let mut room = Room { shape, capacity, prefill_tokens: capacity, alignment, budget };
+        let element = self.full_element();
+        let mut room = Room { shape, capacity, prefill_tokens: capacity, alignment, element, budget };
         let mut config = match (&self.config, policy) {
             (Some(file), Policy::Forebay) => Some(file.solution(capacity).clone()),
             _ => match policy::settings(policy, &room) {
@@ -263,13 +275,13 @@ impl Engine {
         }
         let layout = match &config {
             Some(c) => GroupLayout::new(shape.kv_heads, shape.head_dim, c.group, alignment),
-            None => full_layout(&shape),
+            None => full_layout(&shape, element),
         };
         let prefill_chunk = prefill_chunk(&shape, &layout, capacity, options.prefill_memory);
         room.prefill_tokens = prefill_chunk;
         let plan = match &config {
             Some(c) => room.plan(c),
-            None => plan_full(&shape, capacity, prefill_chunk),
+            None => plan_full(&shape, capacity, prefill_chunk, element),
         };
         if plan.kv_bytes() > room.budget && (given || self.config.is_none() && options.overrides.is_empty()) {
             let (given, smallest) = (room.budget, plan.kv_bytes());

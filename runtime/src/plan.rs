@@ -5,6 +5,7 @@ use crate::cache::group::GroupLayout;
 use crate::cache::reuse::SlotTable;
 use crate::config::{CacheConfig, Selection};
 use crate::store;
+use forebay_kernels::prefill_attention::KvElement;
 use half::f16;
 
 /// What the plan needs to know of a model.
@@ -177,7 +178,8 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
         0
     };
     // Selected, missing, kept and piece lists of the layer at hand and of the next one.
-    let lists = (sizes.pieces() * (size_of::<forebay_kernels::attention::KvPiece<'_>>() + 16 * size_of::<u32>())) as u64;
+    let lists =
+        (sizes.pieces() * (size_of::<forebay_kernels::attention::KvPiece<'_>>() + 16 * size_of::<u32>())) as u64;
     let item = |name, bytes| PlanItem { name, bytes };
     let kv = vec![
         item("sinks", per_layer(sizes.sink_slots)),
@@ -193,16 +195,18 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
 }
 
 /// The plan of a session that keeps everything in memory.
-pub fn plan_full(shape: &ModelShape, capacity: usize, prefill_tokens: usize) -> MemoryPlan {
-    let layout = full_layout(shape);
+pub fn plan_full(shape: &ModelShape, capacity: usize, prefill_tokens: usize, element: KvElement) -> MemoryPlan {
+    let layout = full_layout(shape, element);
     let records = capacity.div_ceil(FULL_GROUP).max(1);
     let kv = vec![PlanItem { name: "cache", bytes: (shape.layers * records * layout.stride) as u64 }];
     MemoryPlan { kv, prefill: prefill_items(shape, &layout, prefill_tokens, false) }
 }
 
 /// Record geometry of the in-memory cache.
-pub fn full_layout(shape: &ModelShape) -> GroupLayout {
-    GroupLayout::new(shape.kv_heads, shape.head_dim, FULL_GROUP, 64)
+pub fn full_layout(shape: &ModelShape, element: KvElement) -> GroupLayout {
+    let mut layout = GroupLayout::new(shape.kv_heads, shape.head_dim, FULL_GROUP, 64);
+    layout.stride *= element.bytes() / KvElement::F16.bytes();
+    layout
 }
 
 /// Bytes of one of the two buffers that hold a layer's K/V of a chunk: a partial first group and the rest.
@@ -216,7 +220,10 @@ fn prefill_items(shape: &ModelShape, layout: &GroupLayout, tokens: usize, staged
     let q = shape.heads * shape.head_dim;
     let mut items = vec![
         item("hidden", tokens * shape.embed * size_of::<f32>()),
-        item("rows", rows * (2 * q + 2 * shape.kv_heads * shape.head_dim + 2 * shape.embed + 2 * shape.ffn) * size_of::<f32>()),
+        item(
+            "rows",
+            rows * (2 * q + 2 * shape.kv_heads * shape.head_dim + 2 * shape.embed + 2 * shape.ffn) * size_of::<f32>(),
+        ),
     ];
     if staged {
         items.push(item("layers", 2 * layer_buffer_bytes(layout, tokens)));

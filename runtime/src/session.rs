@@ -78,11 +78,25 @@ impl Session {
         let SessionParts { policy, config, plan, capacity, prefill_chunk } = parts;
         let shape = engine.shape();
         let cache = match &config {
-            None => KvCache::Full(FullCache::new(&shape, capacity)?),
+            None => KvCache::Full(FullCache::new(
+                &shape,
+                capacity,
+                engine.full_element(),
+                engine.transformer().pool().threads(),
+            )?),
             Some(config) => {
                 let alignment = engine.alignment()?;
-                let open = |layout: &_, groups, plan_groups, arenas: &[_]| engine.open_store(layout, groups, plan_groups, arenas);
-                KvCache::Tiered(Box::new(TieredCache::new(shape, config.clone(), capacity, prefill_chunk, alignment, open)?))
+                let open = |layout: &_, groups, plan_groups, arenas: &[_]| {
+                    engine.open_store(layout, groups, plan_groups, arenas)
+                };
+                KvCache::Tiered(Box::new(TieredCache::new(
+                    shape,
+                    config.clone(),
+                    capacity,
+                    prefill_chunk,
+                    alignment,
+                    open,
+                )?))
             }
         };
         let (pieces, piece_tokens) = cache.pieces_max();

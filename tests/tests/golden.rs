@@ -92,7 +92,11 @@ fn fast_kernels_are_as_close_as_the_peer() {
     }
     let kl = sum / golden.ids.len() as f64;
     println!("mean KL of the fast kernels to exact: {kl:.5}; the peer's: {:.5}", golden.kl_exact_to_llama_cpp_mean);
-    assert!(kl <= golden.kl_exact_to_llama_cpp_mean, "{kl} is more than the peer's {}", golden.kl_exact_to_llama_cpp_mean);
+    assert!(
+        kl <= golden.kl_exact_to_llama_cpp_mean,
+        "{kl} is more than the peer's {}",
+        golden.kl_exact_to_llama_cpp_mean
+    );
 }
 
 /// Greedy continuations equal the peer's until two tokens are closer than the arithmetic of either resolves.
@@ -106,7 +110,11 @@ fn greedy_continuations_match() {
         for (i, (&expected, &margin)) in case.greedy_ids.iter().zip(&case.margin_to_second_logit).enumerate() {
             let ours = arg_max(session.logits()) as u32;
             if ours != expected {
-                assert!(margin < 0.25, "{:?}: token {i} is {ours}, not {expected}, at a margin of {margin}", case.prompt);
+                assert!(
+                    margin < 0.25,
+                    "{:?}: token {i} is {ours}, not {expected}, at a margin of {margin}",
+                    case.prompt
+                );
                 break;
             }
             equal += 1;

@@ -36,7 +36,8 @@ const HEADS_MAX: usize = 8;
 
 /// f16 values in a cache line.
 const CACHE_LINE: usize = 32;
-/// Rows ahead of the current one that are fetched into the cache: pieces are too short for the hardware to guess.
+/// Key rows ahead of the current one that are asked for, as pieces are too short for the hardware to guess; values are asked for while
+/// their partition's scores are computed.
 const PREFETCH_ROWS: usize = 16;
 
 /// How many partitions `tokens` are cut into, and how many tokens each has but the last.
@@ -63,7 +64,8 @@ pub struct AttentionScratch {
 impl AttentionScratch {
     /// For [`attend`] with up to `heads` query heads of `d` elements over `max_tokens` tokens in `max_pieces` pieces.
     pub fn new(heads: usize, d: usize, max_tokens: usize, max_pieces: usize) -> AttentionScratch {
-        let count = partitions(max_tokens).0.max(partitions(max_tokens.min(SHORT_CACHE)).0);
+        // Rounding the size of partitions up can only make them fewer.
+        let count = max_tokens.min(SHORT_CACHE).div_ceil(SHORT_PARTITION).max(max_tokens.div_ceil(PARTITION_MAX));
         AttentionScratch {
             heads,
             d,
@@ -109,11 +111,9 @@ pub fn attend(
     assert!(pieces.len() <= scratch.max_pieces, "{} pieces exceed the scratch memory", pieces.len());
     let mut tokens = 0;
     for piece in pieces {
-        let len = kv_heads * piece.capacity * d;
-        assert!(
-            piece.tokens <= piece.capacity && piece.k.len() == len && piece.v.len() == len,
-            "a piece has its shape"
-        );
+        let len = kv_heads.checked_mul(piece.capacity).and_then(|rows| rows.checked_mul(d));
+        let has_shape = Some(piece.k.len()) == len && Some(piece.v.len()) == len;
+        assert!(has_shape && piece.tokens <= piece.capacity, "a piece has its shape");
         tokens += piece.tokens;
     }
     assert!(tokens <= scratch.max_tokens, "{tokens} tokens exceed the scratch memory");
@@ -178,7 +178,7 @@ impl Kernel for Partition<'_> {
     fn run<S: Simd>(self, s: S) {
         let d = self.d;
         let tokens = self.tokens;
-        let mut k_rows = [std::ptr::null(); PARTITION_MAX + PREFETCH_ROWS];
+        let mut k_rows = [std::ptr::null(); PARTITION_MAX];
         let mut v_rows = [std::ptr::null(); PARTITION_MAX];
         self.find_rows(&mut k_rows, &mut v_rows);
         let padded = tokens.next_multiple_of(TILE);
@@ -193,8 +193,8 @@ impl Kernel for Partition<'_> {
             let q = &self.q[first * d..];
             for t in (0..padded).step_by(TILE) {
                 if first == 0 {
-                    for row in t..t + TILE {
-                        prefetch_row(s, k_rows[row + PREFETCH_ROWS], d);
+                    for row in t..tokens.min(t + TILE) {
+                        prefetch_row(s, k_rows[tokens.min(row + PREFETCH_ROWS + 1) - 1], d);
                         prefetch_row(s, v_rows[row], d);
                     }
                 }

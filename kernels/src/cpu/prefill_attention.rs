@@ -1,8 +1,8 @@
 //! Causal attention of many queries over stored records, block of keys by block of keys.
 //!
-//! A task is a tile of queries of one KV head. Its rows (a query of one head each) stand in panels of [`PANEL`] columns, one row per
+//! A task is a tile of queries of one KV head. Its rows (a query of one head each) stand in panels of `PANEL` columns, one row per
 //! column: scores of a panel are `K Q^T`, `[keys][PANEL]`, their softmax runs down the columns without any exchange between lanes, and `V^T P`
-//! adds to the results, `[d][PANEL]`. Only one panel's scores for [`KEY_TILE`] keys exist at a time, in the nearest cache (the tiling of
+//! adds to the results, `[d][PANEL]`. Only one panel's scores for `KEY_TILE` keys exist at a time, in the nearest cache (the tiling of
 //! FlashAttention, Dao et al.). Keys and values are widened to f32 once per tile, for all rows of the task.
 
 use half::f16;
@@ -24,9 +24,28 @@ const TASKS_MIN: usize = 4;
 /// Where the running maximum of a row starts: below any score, and finite, so that its difference from minus infinity is not NaN.
 const LOWEST: f32 = -1e30;
 
+/// Number format of stored keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvElement {
+    /// Half precision: what the group store holds.
+    F16,
+    /// Single precision, for caches that verify arithmetic.
+    F32,
+}
+
+impl KvElement {
+    /// Bytes of one value.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvElement::F16 => 2,
+            KvElement::F32 => 4,
+        }
+    }
+}
+
 /// K and V of consecutive tokens as the group store lays them out.
 ///
-/// Token `t` lies in record `t / group`. A record is `[K][V]`, each `[kv_heads][group][d]` in f16; records begin `stride` bytes apart.
+/// Token `t` lies in record `t / group`. A record is `[K][V]`, each `[kv_heads][group][d]` values; records begin `stride` bytes apart.
 #[derive(Clone, Copy)]
 pub struct KvRecords<'a> {
     /// All records.
@@ -39,27 +58,35 @@ pub struct KvRecords<'a> {
     pub kv_heads: usize,
     /// Elements of a head.
     pub d: usize,
+    /// Their number format.
+    pub element: KvElement,
 }
 
 impl KvRecords<'_> {
     /// Bytes of one record without what pads it.
     pub fn record_bytes(&self) -> usize {
-        2 * self.kv_heads * self.group * self.d * size_of::<f16>()
+        2 * self.kv_heads * self.group * self.d * self.element.bytes()
     }
 
     /// Whether `tokens` tokens are inside.
     fn holds(&self, tokens: usize) -> bool {
-        let records = tokens.div_ceil(self.group);
-        records == 0 || (records - 1) * self.stride + self.record_bytes() <= self.bytes.len()
+        if tokens == 0 {
+            return true;
+        }
+        let values = [2, self.kv_heads, self.group, self.d, size_of::<f16>()];
+        let record = values.into_iter().try_fold(1usize, |product, factor| product.checked_mul(factor));
+        let last = ((tokens - 1) / self.group).checked_mul(self.stride);
+        let end = last.zip(record).and_then(|(last, record)| last.checked_add(record));
+        end.is_some_and(|end| end <= self.bytes.len())
     }
 
     /// Addresses of the key and value row of `token`; may be unaligned.
     #[inline(always)]
-    fn rows(&self, kv_head: usize, token: usize) -> (*const f16, *const f16) {
-        let in_record = (kv_head * self.group + token % self.group) * self.d * size_of::<f16>();
-        let values = self.kv_heads * self.group * self.d * size_of::<f16>();
+    fn rows(&self, kv_head: usize, token: usize) -> (*const u8, *const u8) {
+        let in_record = (kv_head * self.group + token % self.group) * self.d * self.element.bytes();
+        let values = self.kv_heads * self.group * self.d * self.element.bytes();
         let k = self.bytes.as_ptr().wrapping_add(token / self.group * self.stride + in_record);
-        (k.cast(), k.wrapping_add(values).cast())
+        (k, k.wrapping_add(values))
     }
 }
 
@@ -302,8 +329,8 @@ impl Kernel for QueryTile<'_> {
                 let (k, v) = self.kv.rows(self.kv_head, first + key);
                 // SAFETY: `key_count` keys are inside the records, so both rows of `d` are; `key < KEY_TILE`.
                 unsafe {
-                    widen(s, k, keys[key * d..].as_mut_ptr(), d);
-                    widen(s, v, values[key * d..].as_mut_ptr(), d);
+                    widen(s, k, self.kv.element, keys[key * d..].as_mut_ptr(), d);
+                    widen(s, v, self.kv.element, values[key * d..].as_mut_ptr(), d);
                 }
             }
             // The microkernel takes whole tiles of rows; the scores of these rows are not looked at.
@@ -372,9 +399,15 @@ impl QueryTile<'_> {
 /// Converts a row of `d` values.
 ///
 /// # Safety
-/// `d` values are readable at `from` and writable at `to`.
+/// `d` values of `element` are readable at `from` and `d` are writable at `to`.
 #[inline(always)]
-unsafe fn widen<S: Simd>(s: S, from: *const f16, to: *mut f32, d: usize) {
+unsafe fn widen<S: Simd>(s: S, from: *const u8, element: KvElement, to: *mut f32, d: usize) {
+    if element == KvElement::F32 {
+        // SAFETY: as above; the buffers are different memory.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.cast(), d * size_of::<f32>()) };
+        return;
+    }
+    let from: *const f16 = from.cast();
     let mut i = 0;
     while i + S::LANES <= d {
         // SAFETY: `i + LANES <= d`.

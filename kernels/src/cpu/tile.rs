@@ -81,7 +81,7 @@ unsafe fn row_tile<S: Simd, const M: usize, const N: usize>(
 ) {
     let mut column = 0;
     while column < PANEL {
-        // SAFETY: `column + N * LANES <= PANEL` as PANEL is a multiple: of 3 * 16 and 3 * 4, of 2 * 8 and 2 * 1; the rest is the caller's promise.
+        // SAFETY: PANEL is a multiple of `N * LANES` (3 of 16 or 4 lanes, 2 of 8 or 1); the rest is the caller's promise.
         unsafe {
             let a_row = a.start.add(row * a.row_stride);
             let c_row = c.add(row * PANEL + column);

@@ -86,9 +86,13 @@ impl Adapter {
         let (kv_heads, d) = (moments.kv_heads, moments.head_dim);
         let dim = kv_heads * d;
         if moments.key_count == 0 || rank == 0 || rank > dim {
-            return Err(Error::internal(format!("adapter of rank {rank} from {} keys of {dim} values", moments.key_count)));
+            return Err(Error::internal(format!(
+                "adapter of rank {rank} from {} keys of {dim} values",
+                moments.key_count
+            )));
         }
-        let kind = if kind == AdapterKind::QueryAware && moments.query_count == 0 { AdapterKind::Centred } else { kind };
+        let kind =
+            if kind == AdapterKind::QueryAware && moments.query_count == 0 { AdapterKind::Centred } else { kind };
         let count = moments.key_count as f64;
         let mean: Vec<f64> = match kind {
             AdapterKind::Pca => vec![0.0; dim],
@@ -129,12 +133,7 @@ impl Adapter {
         if a.iter().chain(&b).any(|x| !x.is_finite()) {
             return Err(Error::internal("sketch projection is not finite: keys or queries of this model exceed f16"));
         }
-        Ok(Adapter {
-            kind,
-            mean: mean.iter().map(|&m| m as f32).collect(),
-            key_side: a.into(),
-            query_side: b.into(),
-        })
+        Ok(Adapter { kind, mean: mean.iter().map(|&m| m as f32).collect(), key_side: a.into(), query_side: b.into() })
     }
 }
 
@@ -190,7 +189,8 @@ mod tests {
         let key = |seed: &mut u64| -> Vec<f64> {
             (0..dim).map(|i| 3.0 + noise(seed) * if i % d < 4 { 2.0 } else { 0.6 }).collect()
         };
-        let query = |seed: &mut u64| -> Vec<f64> { (0..d).map(|i| noise(seed) * if i >= 6 { 4.0 } else { 0.1 }).collect() };
+        let query =
+            |seed: &mut u64| -> Vec<f64> { (0..d).map(|i| noise(seed) * if i >= 6 { 4.0 } else { 0.1 }).collect() };
         let keys: Vec<_> = (0..tokens).map(|_| key(&mut seed)).collect();
         let queries: Vec<_> = (0..tokens).map(|_| query(&mut seed)).collect();
         for (k, q) in keys.iter().zip(&queries) {

@@ -16,7 +16,11 @@ impl BlockTable {
     }
 
     /// Gathers `pieces` and hands them to `read`; nothing is allocated while they fit the room.
-    pub fn fill<'a, R>(&mut self, pieces: impl Iterator<Item = KvPiece<'a>>, read: impl FnOnce(&[KvPiece<'a>]) -> R) -> R {
+    pub fn fill<'a, R>(
+        &mut self,
+        pieces: impl Iterator<Item = KvPiece<'a>>,
+        read: impl FnOnce(&[KvPiece<'a>]) -> R,
+    ) -> R {
         debug_assert!(self.pieces.is_empty());
         let mut list: Vec<KvPiece<'a>> = std::mem::take(&mut self.pieces);
         list.extend(pieces);

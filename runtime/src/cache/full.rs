@@ -1,4 +1,4 @@
-//! Policy `full`: the whole cache in memory, f16, for exact attention.
+//! Policy `full`: the whole cache in memory, for exact attention; in f16 as in the store, or in f32 to verify arithmetic.
 
 use super::Compute;
 use super::block_table::BlockTable;
@@ -7,12 +7,15 @@ use crate::error::{Error, Result};
 use crate::plan::{FULL_GROUP, ModelShape, full_layout};
 use crate::store::Arena;
 use forebay_kernels::attention::{AttentionScratch, attend};
-use forebay_kernels::prefill_attention::PrefillAttention;
+use forebay_kernels::prefill_attention::{KvElement, KvRecords, PrefillAttention};
 use std::sync::Arc;
 
 /// K and V of all tokens: `[layers][records]`, each record as in `docs/formats.md` with 256 tokens.
 pub struct FullCache {
     layout: GroupLayout,
+    element: KvElement,
+    /// Attention over f32 records; the decode kernel reads f16 ones.
+    exact: Option<PrefillAttention>,
     memory: Arc<Arena>,
     records: usize,
     capacity: usize,
@@ -23,11 +26,14 @@ pub struct FullCache {
 
 impl FullCache {
     /// Room for `capacity` tokens.
-    pub fn new(shape: &ModelShape, capacity: usize) -> Result<FullCache> {
-        let layout = full_layout(shape);
+    pub fn new(shape: &ModelShape, capacity: usize, element: KvElement, threads: usize) -> Result<FullCache> {
+        let layout = full_layout(shape, element);
+        let exact = (element == KvElement::F32)
+            .then(|| PrefillAttention::new(threads, shape.heads, shape.kv_heads, shape.head_dim, 1));
         let records = capacity.div_ceil(FULL_GROUP).max(1);
         let memory = Arena::new(shape.layers * records * layout.stride)?;
-        Ok(FullCache { layout, memory, records, capacity, table: BlockTable::new(records), tokens: 0, prefill_tokens: 0 })
+        let table = BlockTable::new(records);
+        Ok(FullCache { layout, element, exact, memory, records, capacity, table, tokens: 0, prefill_tokens: 0 })
     }
 
     /// Tokens held.
@@ -55,7 +61,10 @@ impl FullCache {
         let start = self.layer_range(layer).start + position / FULL_GROUP * self.layout.stride;
         // SAFETY: no I/O ever touches this arena, and `&mut self` makes this the only slice into it.
         let record = unsafe { self.memory.slice_mut(start..start + self.layout.stride) };
-        self.layout.write_token(record, position % FULL_GROUP, k, v);
+        match self.element {
+            KvElement::F16 => self.layout.write_token(record, position % FULL_GROUP, k, v),
+            KvElement::F32 => self.layout.write_token_f32(record, position % FULL_GROUP, k, v),
+        }
     }
 
     /// Stores the token at hand.
@@ -80,9 +89,18 @@ impl FullCache {
         // SAFETY: no I/O ever touches this arena, and nothing writes to it while `&mut self` is held here.
         let bytes = unsafe { self.memory.slice(self.layer_range(layer)) };
         let layout = self.layout;
-        let pieces = bytes.chunks_exact(layout.stride).enumerate().take(count.div_ceil(FULL_GROUP)).map(|(i, record)| {
-            layout.piece(record, (count - i * FULL_GROUP).min(FULL_GROUP))
-        });
+        if let Some(attention) = &mut self.exact {
+            let records = KvRecords { element: self.element, ..layout.records(bytes) };
+            attention.begin(1);
+            attention.accumulate(compute.pool, compute.isa, q, self.tokens, &records, 0, count, compute.scale);
+            attention.finish(out);
+            return Ok(());
+        }
+        let pieces = bytes
+            .chunks_exact(layout.stride)
+            .enumerate()
+            .take(count.div_ceil(FULL_GROUP))
+            .map(|(i, record)| layout.piece(record, (count - i * FULL_GROUP).min(FULL_GROUP)));
         self.table.fill(pieces, |pieces| {
             attend(compute.pool, compute.isa, q, pieces, layout.kv_heads, layout.head_dim, compute.scale, scratch, out);
         });
@@ -138,7 +156,7 @@ impl FullCache {
     ) -> Result<()> {
         // SAFETY: no I/O ever touches this arena, and nothing writes to it while `&mut self` is held here.
         let bytes = unsafe { self.memory.slice(self.layer_range(layer)) };
-        let records = self.layout.records(bytes);
+        let records = KvRecords { element: self.element, ..self.layout.records(bytes) };
         let start = self.tokens + first;
         attention.begin(rows);
         attention.accumulate(compute.pool, compute.isa, q, start, &records, 0, start + rows, compute.scale);

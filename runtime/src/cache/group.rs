@@ -1,7 +1,7 @@
 //! Geometry of a group record: `[K][V]`, each `[kv_heads][group][head_dim]` in f16.
 
 use forebay_kernels::attention::KvPiece;
-use forebay_kernels::prefill_attention::KvRecords;
+use forebay_kernels::prefill_attention::{KvElement, KvRecords};
 use half::f16;
 use half::slice::HalfBitsSliceExt;
 
@@ -64,6 +64,18 @@ impl GroupLayout {
         }
     }
 
+    /// [`GroupLayout::write_token`] for a record that holds f32 values, twice as long.
+    pub fn write_token_f32(&self, record: &mut [u8], index: usize, k: &[f32], v: &[f32]) {
+        let (d, plane) = (self.head_dim, self.plane());
+        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut record[..2 * self.record_bytes()]);
+        let (k_plane, v_plane) = values.split_at_mut(plane);
+        for head in 0..self.kv_heads {
+            let at = (head * self.group + index) * d;
+            k_plane[at..at + d].copy_from_slice(&k[head * d..head * d + d]);
+            v_plane[at..at + d].copy_from_slice(&v[head * d..head * d + d]);
+        }
+    }
+
     /// Reads the key of token `index` into `out`: `[kv_heads][head_dim]`, adding when `accumulate`.
     pub fn read_key(&self, record: &[u8], index: usize, accumulate: bool, out: &mut [f32]) {
         let d = self.head_dim;
@@ -78,7 +90,8 @@ impl GroupLayout {
 
     /// Consecutive records, as prefill attention reads them.
     pub fn records<'a>(&self, bytes: &'a [u8]) -> KvRecords<'a> {
-        KvRecords { bytes, stride: self.stride, group: self.group, kv_heads: self.kv_heads, d: self.head_dim }
+        let (group, kv_heads, d) = (self.group, self.kv_heads, self.head_dim);
+        KvRecords { bytes, stride: self.stride, group, kv_heads, d, element: KvElement::F16 }
     }
 
     /// The first `tokens` tokens of a record, as the attention kernel reads them.

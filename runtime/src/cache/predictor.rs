@@ -41,7 +41,14 @@ impl Predictor {
     }
 
     /// Scores of the first `groups` groups for queries `q`, `[heads][head_dim]`; `rows` are their sketch rows.
-    pub fn score(&mut self, compute: &Compute<'_>, adapter: &Adapter, rows: &[u8], groups: usize, q: &[f32]) -> &mut [f32] {
+    pub fn score(
+        &mut self,
+        compute: &Compute<'_>,
+        adapter: &Adapter,
+        rows: &[u8],
+        groups: usize,
+        q: &[f32],
+    ) -> &mut [f32] {
         let (rank, d) = (self.config.rank, self.head_dim);
         let per_kv = self.heads / self.kv_heads;
         let count = match self.aggregate {

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::plan::{PAST_BUFFER_BYTES, layer_buffer_bytes};
 use crate::store::{Arena, ArenaOptions, Store, Ticket};
 use forebay_kernels::covariance::covariance_add;
-use forebay_kernels::prefill_attention::PrefillAttention;
 use forebay_kernels::dense::project;
+use forebay_kernels::prefill_attention::PrefillAttention;
 use forebay_kernels::sketch::encode_row;
 use std::ops::Range;
 use std::sync::Arc;
@@ -152,7 +152,9 @@ impl TieredCache {
 
     /// Whether the prefill at hand makes the projections.
     fn wants_moments(&self) -> bool {
-        self.sizes.sketch_rows > 0 && self.tokens == 0 && self.prefill.as_ref().is_some_and(|p| p.count >= MIN_FIT_TOKENS)
+        self.sizes.sketch_rows > 0
+            && self.tokens == 0
+            && self.prefill.as_ref().is_some_and(|p| p.count >= MIN_FIT_TOKENS)
     }
 
     /// Causal attention of `rows` tokens from number `first` of the prefill on; `q` is replaced by the result.
@@ -171,7 +173,16 @@ impl TieredCache {
         if self.store.is_some() {
             self.stream_groups(layer, 0..past_groups, |bytes, groups| {
                 let (first_key, count) = (groups.start * layout.group, groups.len() * layout.group);
-                attention.accumulate(compute.pool, compute.isa, q, start, &layout.records(bytes), first_key, count, compute.scale);
+                attention.accumulate(
+                    compute.pool,
+                    compute.isa,
+                    q,
+                    start,
+                    &layout.records(bytes),
+                    first_key,
+                    count,
+                    compute.scale,
+                );
                 Ok(())
             })?;
         } else {
@@ -274,11 +285,18 @@ impl TieredCache {
         if let Some(store) = &mut self.store
             && complete > 0
         {
-            let ticket = store.submit_write(layer as u32, first_group as u32, complete as u32, PREFILL_REGION, range.start as u64)?;
+            let ticket = store.submit_write(
+                layer as u32,
+                first_group as u32,
+                complete as u32,
+                PREFILL_REGION,
+                range.start as u64,
+            )?;
             self.prefill_state()?.writes[layer % 2] = Some(ticket);
         }
         self.encode_groups(compute, layer, first_group, &buffer[..complete * layout.stride]);
-        let record = |group: usize| &buffer[(group - first_group) * layout.stride..(group - first_group + 1) * layout.stride];
+        let record =
+            |group: usize| &buffer[(group - first_group) * layout.stride..(group - first_group + 1) * layout.stride];
         for group in first_group..end_group.min(self.sizes.sink_slots) {
             self.set_sink(layer, group, record(group));
         }
@@ -375,14 +393,7 @@ impl TieredCache {
 }
 
 /// Mean of `pool` keys from token `first` of a record on, less `mean`.
-fn pooled_key(
-    layout: &GroupLayout,
-    record: &[u8],
-    first: usize,
-    pool: usize,
-    mean: &[f32],
-    out: &mut [f32],
-) {
+fn pooled_key(layout: &GroupLayout, record: &[u8], first: usize, pool: usize, mean: &[f32], out: &mut [f32]) {
     for token in 0..pool {
         layout.read_key(record, first + token, token > 0, out);
     }

@@ -92,7 +92,12 @@ impl TieredCache {
         let staging = Arena::new((2 * sizes.staging_slots * stride).max(stride))?;
         let buffers = PrefillBuffers::new(&sizes.layout, prefill_tokens)?;
         let store = if sizes.stored_groups() > 0 {
-            Some(open_store(&sizes.layout, sizes.stored_groups(), sizes.selected, &[resident.clone(), staging.clone(), buffers.arena().clone()])?)
+            Some(open_store(
+                &sizes.layout,
+                sizes.stored_groups(),
+                sizes.selected,
+                &[resident.clone(), staging.clone(), buffers.arena().clone()],
+            )?)
         } else {
             None
         };
@@ -287,7 +292,11 @@ impl TieredCache {
     }
 
     /// Reads consecutive groups into the layer's half of staging and waits for them.
-    pub(super) fn read_into_staging(&mut self, layer: usize, groups: Range<usize>) -> Result<(Arc<Arena>, Range<usize>)> {
+    pub(super) fn read_into_staging(
+        &mut self,
+        layer: usize,
+        groups: Range<usize>,
+    ) -> Result<(Arc<Arena>, Range<usize>)> {
         let half = layer % 2;
         let start = self.staging_range(half, 0).start;
         let bytes = groups.len() * self.sizes.layout.stride;
@@ -430,7 +439,8 @@ impl TieredCache {
         // (all `&mut self`) runs; reads into this half of staging have been waited for, and the other half is not touched here.
         let resident = move |range| unsafe { self.resident_record(range) };
         let staged = move |slot| unsafe { self.staging.slice(self.staging_range(half, slot)) };
-        let sinks = (0..self.sizes.sink_slots.min(window)).map(move |g| (resident(self.sink_range(layer, g)), layout.group));
+        let sinks =
+            (0..self.sizes.sink_slots.min(window)).map(move |g| (resident(self.sink_range(layer, g)), layout.group));
         let fetch = &self.fetches[half];
         let late_base = self.staging_predicted();
         let selected = (self.sizes.selected > 0).then_some(()).into_iter().flat_map(move |()| {
@@ -445,7 +455,8 @@ impl TieredCache {
                 }
             })
         });
-        let refined = (0..fetch.refined.len()).map(move |i| (staged(late_base + fetch.refine_plan.slots()[i] as usize), layout.group));
+        let refined = (0..fetch.refined.len())
+            .map(move |i| (staged(late_base + fetch.refine_plan.slots()[i] as usize), layout.group));
         let rolling = (window..=now)
             .map(move |g| (resident(self.window_range(layer, g)), if g == now { filled } else { layout.group }));
         sinks.chain(selected).chain(refined).chain(rolling).map(move |(record, tokens)| layout.piece(record, tokens))
@@ -487,7 +498,8 @@ impl TieredCache {
         fetch.refine_plan.build(store.layout(), layer as u32, &fetch.refined, PlanLimits::default())?;
         let base = half * self.sizes.staging_slots + self.sizes.staging_slots
             - crate::store::staging_slots(self.sizes.refine, 0);
-        let ticket = store.submit_reads(&fetch.refine_plan, STAGING_REGION, (base * self.sizes.layout.stride) as u64)?;
+        let ticket =
+            store.submit_reads(&fetch.refine_plan, STAGING_REGION, (base * self.sizes.layout.stride) as u64)?;
         if let Err(e) = store.wait(ticket) {
             fetch.refined.clear();
             fetch.layer = None;
@@ -538,7 +550,8 @@ impl TieredCache {
             };
             let Some(slot) = self.slots[layer].insert(group) else { break };
             let from = (half * self.sizes.staging_slots + staged) * stride;
-            let to = (layer * self.sizes.resident_slots() + self.sizes.sink_slots + self.sizes.window_slots + slot) * stride;
+            let to =
+                (layer * self.sizes.resident_slots() + self.sizes.sink_slots + self.sizes.window_slots + slot) * stride;
             // SAFETY: the reads into this half of staging are complete, no I/O touches reuse slots, and `&mut self` excludes
             // other slices of either arena.
             unsafe {

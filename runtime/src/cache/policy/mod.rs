@@ -11,6 +11,7 @@ pub mod window;
 use crate::config::{CacheConfig, Policy};
 use crate::error::{Error, Result};
 use crate::plan::{MemoryPlan, ModelShape, TierSizes, plan_full, plan_tiers};
+use forebay_kernels::prefill_attention::KvElement;
 
 /// What a policy fits its settings into.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +24,8 @@ pub struct Room {
     pub prefill_tokens: usize,
     /// Direct-I/O alignment of the store.
     pub alignment: usize,
+    /// Number format of policy `full`.
+    pub element: KvElement,
     /// KV-side bytes.
     pub budget: u64,
 }
@@ -66,7 +69,7 @@ impl Room {
 pub fn settings(policy: Policy, room: &Room) -> Result<Option<CacheConfig>> {
     match policy {
         Policy::Full => {
-            let bytes = plan_full(&room.shape, room.capacity, room.prefill_tokens).kv_bytes();
+            let bytes = plan_full(&room.shape, room.capacity, room.prefill_tokens, room.element).kv_bytes();
             if bytes > room.budget {
                 let (given, context) = (room.budget, room.capacity);
                 return Err(Error::Budget { given, smallest: bytes, context, policy: policy.name() });
