@@ -36,14 +36,14 @@ const ROUNDS_MAX: usize = 8;
 /// Tokens kept free in a part: the sum of its pieces' token counts may be a little less than the count of the whole.
 const COUNT_RESERVE: usize = 32;
 
-/// What the model is asked to do, where nothing is said. As a question: models of a hundred million parameters answer it from the
-/// text, where "write a summary" gets them to write about summaries.
+/// What the model is asked to do, where nothing is said. The questions keep models of a hundred million parameters with the
+/// text; asked for a summary alone, they write about summaries.
 pub fn default_instruction(max_words: Option<usize>) -> String {
     let length = match max_words {
         Some(words) => format!(" in at most {words} words"),
         None => String::new(),
     };
-    format!("Summarize the document{length}: what is it about, what are the main points, and what is decided?")
+    format!("Write a summary of this document{length}. What is it about? What are the main points?")
 }
 
 /// Tokens that a summary of `words` words takes at most: English runs to 1.3 to 1.5 tokens a word.
@@ -58,7 +58,7 @@ impl Summarizer<'_> {
         let mut parts = 1;
         let mut text = text.to_string();
         for round in 0..ROUNDS_MAX {
-            let what = if round == 0 { "a document" } else { "a document, as summaries of its parts" };
+            let what = if round == 0 { "this document" } else { "these summaries of the parts of a document" };
             let prompt = self.prompt(&text, what)?;
             if prompt.len() + self.generate.new_tokens <= self.context + 1 {
                 let last = self.generate(&prompt, "reading", sink)?;
@@ -77,10 +77,11 @@ impl Summarizer<'_> {
             }
             let mut summaries = Vec::with_capacity(pieces.len());
             for (index, piece) in pieces.iter().enumerate() {
-                let what = format!("part {} of {} of a document", index + 1, pieces.len());
+                let what = format!("this document, part {} of {}", index + 1, pieces.len());
                 let prompt = self.prompt(piece, &what)?;
                 let label = format!("reading part {} of {}", index + 1, pieces.len());
                 let made = self.generate(&prompt, &label, &mut |_| Ok(()))?;
+                log::info!("summary of part {} of {}: {}", index + 1, pieces.len(), made.text.trim());
                 summaries.push(made.text.trim().to_string());
                 facts.push(made.facts);
             }
@@ -97,13 +98,13 @@ impl Summarizer<'_> {
     /// The text first and then what to do with it: small models forget what they read long ago.
     fn prompt(&self, text: &str, what: &str) -> Outcome<Vec<u32>> {
         let (text, instruction) = (text.trim(), &self.instruction);
-        let user = format!("Here is {what}:\n\n{text}\n\nThat is the end of the document. {instruction}");
+        let user = format!("Read {what}:\n\n\"\"\"\n{text}\n\"\"\"\n\n{instruction}");
         chat_tokens(self.engine, None, &user)
     }
 
     /// Parts of `text` whose prompts fit the context beside their summaries.
     fn parts<'t>(&self, text: &'t str) -> Outcome<Vec<&'t str>> {
-        let frame = self.prompt("", "part 1000 of 1000 of a document")?.len();
+        let frame = self.prompt("", "this document, part 1000 of 1000")?.len();
         let reserved = frame + self.generate.new_tokens + COUNT_RESERVE;
         let limit = self.context.saturating_sub(reserved);
         // Parts at least twice as long as their summaries: otherwise the text would not get shorter.
