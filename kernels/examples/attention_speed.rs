@@ -121,7 +121,14 @@ fn prefill(pool: &Pool) {
             }
             let group = 4;
             let bytes: Vec<u8> = halves(2 * keys * kv_heads * d).iter().flat_map(|x| x.to_le_bytes()).collect();
-            let kv = KvRecords { bytes: &bytes, stride: 4 * group * kv_heads * d, group, kv_heads, d, element: KvElement::F16 };
+            let kv = KvRecords {
+                bytes: &bytes,
+                stride: 4 * group * kv_heads * d,
+                group,
+                kv_heads,
+                d,
+                element: KvElement::F16,
+            };
             let q = numbers(queries * heads * d);
             let mut out = vec![0.0; q.len()];
             let mut attention = PrefillAttention::new(pool.threads(), heads, kv_heads, d, queries);

@@ -243,7 +243,14 @@ impl Prefill<'_> {
             for &count in self.blocks {
                 let stride = 4 * kv_heads * self.group * d + self.padding;
                 let bytes = self.sequence.records(first..first + count, self.group, stride, self.offset);
-                let kv = KvRecords { bytes: &bytes[self.offset..], stride, group: self.group, kv_heads, d, element: KvElement::F16 };
+                let kv = KvRecords {
+                    bytes: &bytes[self.offset..],
+                    stride,
+                    group: self.group,
+                    kv_heads,
+                    d,
+                    element: KvElement::F16,
+                };
                 attention.accumulate(&pool, self.isa, q, first_position, &kv, first, count, scale);
                 first += count;
             }

@@ -59,7 +59,8 @@ fn a_decode_step_allocates_nothing() {
     let (mut candidates, mut selected) = (Vec::with_capacity(top_groups_scratch(100)), Vec::with_capacity(100));
 
     let bytes: Vec<u8> = random.f16s(2 * 64 * kv_heads * d).iter().flat_map(|x| x.to_le_bytes()).collect();
-    let records = KvRecords { bytes: &bytes, stride: 4 * 4 * kv_heads * d, group: 4, kv_heads, d, element: KvElement::F16 };
+    let records =
+        KvRecords { bytes: &bytes, stride: 4 * 4 * kv_heads * d, group: 4, kv_heads, d, element: KvElement::F16 };
     let mut prefill = PrefillAttention::new(2, heads, kv_heads, d, 1);
 
     let a = random.f16s(rank * d);

@@ -130,7 +130,7 @@ impl TierSizes {
             staging_slots: if selected == 0 {
                 0
             } else {
-                store::staging_slots(selected, config.merge_gap as u32).min(middle) + store::staging_slots(refine, 0)
+                predicted_slots(selected, config.merge_gap).min(middle) + refine
             },
             sketch_rows: if sketched { groups * config.group / config.sketch_pool } else { 0 },
             row_bytes: if sketched { config.sketch.kernel().row_bytes(config.rank) } else { 0 },
@@ -153,10 +153,20 @@ impl TierSizes {
         self.sink_slots + self.window_slots + self.selected + self.refine
     }
 
+    /// Of the staging slots of a half, those of predicted groups; the others are for groups fetched late.
+    pub fn predicted_slots(&self) -> usize {
+        self.staging_slots - self.refine
+    }
+
     /// Groups whose records pass through the store; none where nothing is ever fetched.
     pub fn stored_groups(&self) -> usize {
         if self.selected > 0 { self.groups } else { 0 }
     }
+}
+
+/// Staging slots for `selected` predicted groups: half as many more where gaps may be read, or all that gaps can need.
+fn predicted_slots(selected: usize, merge_gap: usize) -> usize {
+    store::staging_slots(selected, merge_gap as u32).min(selected + selected / 2)
 }
 
 /// The plan of a session with KV tiers.

@@ -24,6 +24,9 @@ pub struct Progress {
     pub total: u64,
 }
 
+/// Is given the index of a token and the logits of what follows it.
+pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 /// Stops a session's current call from any thread; the call returns [`Error::Cancelled`].
 #[derive(Clone, Debug, Default)]
 pub struct CancelHandle(Arc<AtomicBool>);
@@ -78,12 +81,10 @@ impl Session {
         let SessionParts { policy, config, plan, capacity, prefill_chunk } = parts;
         let shape = engine.shape();
         let cache = match &config {
-            None => KvCache::Full(FullCache::new(
-                &shape,
-                capacity,
-                engine.full_element(),
-                engine.transformer().pool().threads(),
-            )?),
+            None => {
+                let threads = engine.transformer().pool().threads();
+                KvCache::Full(Box::new(FullCache::new(&shape, capacity, engine.full_element(), threads)?))
+            }
             Some(config) => {
                 let alignment = engine.alignment()?;
                 let open = |layout: &_, groups, plan_groups, arenas: &[_]| {
@@ -190,7 +191,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         progress: &mut dyn FnMut(Progress) -> bool,
-        each: Option<&mut dyn FnMut(usize, &[f32])>,
+        each: Option<LogitsSink<'_>>,
     ) -> Result<()> {
         self.check_tokens(tokens)?;
         if tokens.is_empty() {
@@ -216,7 +217,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         progress: &mut dyn FnMut(Progress) -> bool,
-        mut each: Option<&mut dyn FnMut(usize, &[f32])>,
+        mut each: Option<LogitsSink<'_>>,
     ) -> Result<()> {
         let engine = self.engine.clone();
         let transformer = engine.transformer();

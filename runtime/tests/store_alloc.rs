@@ -47,7 +47,7 @@ fn a_decode_step_allocates_nothing() {
             store.wait(ticket).unwrap();
         }
         let mut plan = ReadPlan::with_capacity(100);
-        let limits = PlanLimits { merge_gap: 3, extent_bytes_max: 1 << 20 };
+        let limits = PlanLimits { merge_gap: 3, extent_bytes_max: 1 << 20, ..PlanLimits::default() };
         let mut groups = Vec::with_capacity(100);
         let mut step = |round: u32| {
             let mut pending = None;

@@ -168,7 +168,8 @@ fn merges_extents_and_gaps(backend: IoBackend, medium: Medium) {
     case.write_all();
     let groups = [0, 1, 2, 5, 9, 10, 20, 21, 22, 23, 24, 25, 40, 95];
     for (merge_gap, groups_max) in [(0, 1), (0, 4), (0, 1000), (2, 1000), (3, 5), (100, 1000)] {
-        let limits = PlanLimits { merge_gap, extent_bytes_max: groups_max * case.layout.stride() };
+        let limits =
+            PlanLimits { merge_gap, extent_bytes_max: groups_max * case.layout.stride(), ..PlanLimits::default() };
         let plan = case.plan(1, &groups, limits);
         assert!(plan.slot_count() as usize <= staging_slots(groups.len(), merge_gap));
         let before = case.store.stats();
@@ -338,7 +339,8 @@ fn random_rewrites_and_reads(backend: IoBackend, medium: Medium) {
     for _ in 0..200 {
         let layer = random(LAYERS.into()) as u32;
         let groups: BTreeSet<u32> = (0..random(30)).map(|_| random(GROUPS.into()) as u32).collect();
-        let limits = PlanLimits { merge_gap: random(4) as u32, extent_bytes_max: 1 << (9 + random(8)) };
+        let limits =
+            PlanLimits { merge_gap: random(4) as u32, extent_bytes_max: 1 << (9 + random(8)), ..PlanLimits::default() };
         let plan = case.plan(layer, &Vec::from_iter(groups), limits);
         let ticket = case.store.submit_reads(&plan, 0, case.staging()).unwrap();
         case.store.poll().unwrap();

@@ -259,6 +259,7 @@ impl Model {
         let limits = PlanLimits {
             merge_gap: self.random.below(GAP_MAX + 1),
             extent_bytes_max: self.layout.stride() * (1 + self.random.below(GROUPS)),
+            ..PlanLimits::default()
         };
         let mut plan = ReadPlan::with_capacity(groups.len());
         plan.build(&self.layout, layer, &Vec::from_iter(groups), limits).unwrap();

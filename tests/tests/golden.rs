@@ -1,5 +1,7 @@
 //! The real model against exact f32 arithmetic and the peer (values in `tests/data`, made by `tests/make_golden.py`).
 
+#![expect(clippy::print_stdout, reason = "the measured distances belong into the test's output")]
+
 use forebay::{Engine, EngineOptions, KvMemory, SessionOptions};
 use forebay_kernels::Precision;
 use forebay_tests::golden::{GoldenLogits, golden_smollm2, smollm2};
@@ -36,14 +38,16 @@ fn prefill_matches_exact_arithmetic() {
     check_exact(&golden, &all);
 }
 
+/// Tokens that go through the decode path in exact arithmetic, which is slow.
+const DECODE_TOKENS: usize = 160;
+
 /// The same, one step at a time through the decode path.
 #[test]
 fn decode_matches_exact_arithmetic() {
     let Some(engine) = engine(Precision::Exact) else { return };
     let golden = golden_smollm2().logits;
     let mut session = engine.session(&full(golden.ids.len())).unwrap();
-    let all: Vec<Vec<f32>> = golden
-        .ids
+    let all: Vec<Vec<f32>> = golden.ids[..DECODE_TOKENS]
         .iter()
         .map(|&t| {
             session.step(t).unwrap();
@@ -56,6 +60,9 @@ fn decode_matches_exact_arithmetic() {
 fn check_exact(golden: &GoldenLogits, all: &[Vec<f32>]) {
     let (mut worst, mut differing) = (0.0f64, 0);
     for (&position, top) in golden.positions.iter().zip(&golden.exact_top32_logprobs) {
+        if position >= all.len() {
+            continue;
+        }
         let ours = log_softmax(&all[position]);
         for &(token, expected) in top {
             worst = worst.max((ours[token] - expected).abs());
@@ -84,12 +91,13 @@ fn fast_kernels_are_as_close_as_the_peer() {
     let mut exact = exact.session(&full(golden.ids.len())).unwrap();
     let mut fast = fast.session(&full(golden.ids.len())).unwrap();
     let mut sum = 0.0;
-    for &token in &golden.ids {
-        exact.step(token).unwrap();
-        fast.step(token).unwrap();
-        let (p, q) = (log_softmax(exact.logits()), log_softmax(fast.logits()));
+    // Prefill is in f32 throughout; the steps are what the 8-bit products compute.
+    let mut compare = |i: usize, logits: &[f32]| {
+        fast.step(golden.ids[i]).unwrap();
+        let (p, q) = (log_softmax(logits), log_softmax(fast.logits()));
         sum += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-    }
+    };
+    exact.prefill_with(&golden.ids, &mut |_| true, Some(&mut compare)).unwrap();
     let kl = sum / golden.ids.len() as f64;
     println!("mean KL of the fast kernels to exact: {kl:.5}; the peer's: {:.5}", golden.kl_exact_to_llama_cpp_mean);
     assert!(

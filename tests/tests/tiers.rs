@@ -20,7 +20,8 @@ impl Fixture {
     }
 
     fn engine(&self, change: impl FnOnce(&mut EngineOptions)) -> Arc<Engine> {
-        let mut options = EngineOptions { store_dir: self.dir.path().join("store"), threads: 2, ..EngineOptions::default() };
+        let mut options =
+            EngineOptions { store_dir: self.dir.path().join("store"), threads: 2, ..EngineOptions::default() };
         change(&mut options);
         Engine::open(&self.dir.path().join("tiny.gguf"), options).unwrap()
     }
@@ -121,8 +122,9 @@ fn a_small_selection_differs_from_the_full_cache() {
     let text = tokens(300);
     let engine = fixture.engine(|_| {});
     let mut exact = engine.session(&full(text.len())).unwrap();
-    let mut small =
-        engine.session(&forebay(text.len(), "group=4,sketch_pool=1,rank=8,selected_groups=2,window=4,sinks=0")).unwrap();
+    let mut small = engine
+        .session(&forebay(text.len(), "group=4,sketch_pool=1,rank=8,selected_groups=2,window=4,sinks=0"))
+        .unwrap();
     prefill(&mut exact, &text[..299]);
     prefill(&mut small, &text[..299]);
     exact.step(text[299]).unwrap();
@@ -255,7 +257,9 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(session.step(1_000_000).unwrap_err(), Error::Argument { .. }));
 
     let tight = SessionOptions { kv_memory: KvMemory::Bytes(1000), ..SessionOptions::new(4000) };
-    let Err(Error::Budget { given: 1000, smallest, .. }) = engine.session(&tight) else { panic!("1000 bytes are not enough") };
+    let Err(Error::Budget { given: 1000, smallest, .. }) = engine.session(&tight) else {
+        panic!("1000 bytes are not enough")
+    };
     let fits = SessionOptions { kv_memory: KvMemory::Bytes(smallest), ..SessionOptions::new(4000) };
     let session = engine.session(&fits).unwrap();
     assert!(session.stats().kv_memory_bytes <= smallest);

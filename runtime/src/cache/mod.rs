@@ -27,7 +27,7 @@ pub struct Compute<'a> {
 /// The cache of one sequence.
 pub enum KvCache {
     /// Everything in memory.
-    Full(full::FullCache),
+    Full(Box<full::FullCache>),
     /// Tiers and a store.
     Tiered(Box<tier::TieredCache>),
 }

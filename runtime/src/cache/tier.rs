@@ -239,11 +239,6 @@ impl TieredCache {
         start..start + stride
     }
 
-    /// Staging slots of a half that belong to the predicted groups; the late ones lie behind them.
-    fn staging_predicted(&self) -> usize {
-        self.sizes.staging_slots - crate::store::staging_slots(self.sizes.refine, 0)
-    }
-
     /// A resident record to read.
     ///
     /// # Safety
@@ -320,6 +315,7 @@ impl TieredCache {
             // Left over from a step that failed; its result no longer matters, its buffer does.
             let _ = store.wait(ticket);
         }
+        self.fetches[half].layer = None;
         let candidates = self.candidates();
         let wanted = self.sizes.selected;
         let mut selected = std::mem::take(&mut self.fetches[half].selected);
@@ -345,15 +341,20 @@ impl TieredCache {
                 None => fetch.missing.push(group),
             }
         }
-        fetch.layer = Some(layer);
         if fetch.missing.is_empty() {
+            fetch.layer = Some(layer);
             return Ok(());
         }
         let store = self.store.as_mut().ok_or_else(|| Error::internal("groups to fetch but no store"))?;
         let bytes = half * self.sizes.staging_slots * self.sizes.layout.stride;
-        let limits = PlanLimits { merge_gap: self.config.merge_gap as u32, ..PlanLimits::default() };
+        let limits = PlanLimits {
+            merge_gap: self.config.merge_gap as u32,
+            slots_max: self.sizes.predicted_slots() as u32,
+            ..PlanLimits::default()
+        };
         fetch.plan.build(store.layout(), layer as u32, &fetch.missing, limits)?;
         fetch.ticket = Some(store.submit_reads(&fetch.plan, STAGING_REGION, bytes as u64)?);
+        fetch.layer = Some(layer);
         Ok(())
     }
 
@@ -410,11 +411,11 @@ impl TieredCache {
             if self.sizes.refine > 0 {
                 self.refine(compute, layer, q)?;
             }
-            if let (Some(ticket), Some(store)) = (self.fetches[half].ticket.take(), &mut self.store) {
-                if let Err(e) = store.wait(ticket) {
-                    self.fetches[half].layer = None;
-                    return Err(e.into());
-                }
+            if let (Some(ticket), Some(store)) = (self.fetches[half].ticket.take(), &mut self.store)
+                && let Err(e) = store.wait(ticket)
+            {
+                self.fetches[half].layer = None;
+                return Err(e.into());
             }
         }
         let mut table = std::mem::replace(&mut self.table, BlockTable::new(0));
@@ -438,11 +439,12 @@ impl TieredCache {
         // SAFETY: for all resident and staging records below: `&self` is held while the pieces live, so none of the writers
         // (all `&mut self`) runs; reads into this half of staging have been waited for, and the other half is not touched here.
         let resident = move |range| unsafe { self.resident_record(range) };
+        // SAFETY: as above.
         let staged = move |slot| unsafe { self.staging.slice(self.staging_range(half, slot)) };
         let sinks =
             (0..self.sizes.sink_slots.min(window)).map(move |g| (resident(self.sink_range(layer, g)), layout.group));
         let fetch = &self.fetches[half];
-        let late_base = self.staging_predicted();
+        let late_base = self.sizes.predicted_slots();
         let selected = (self.sizes.selected > 0).then_some(()).into_iter().flat_map(move |()| {
             let mut missing = 0;
             fetch.selected.iter().map(move |&group| {
@@ -496,8 +498,7 @@ impl TieredCache {
         }
         let store = self.store.as_mut().ok_or_else(|| Error::internal("groups to fetch but no store"))?;
         fetch.refine_plan.build(store.layout(), layer as u32, &fetch.refined, PlanLimits::default())?;
-        let base = half * self.sizes.staging_slots + self.sizes.staging_slots
-            - crate::store::staging_slots(self.sizes.refine, 0);
+        let base = half * self.sizes.staging_slots + self.sizes.predicted_slots();
         let ticket =
             store.submit_reads(&fetch.refine_plan, STAGING_REGION, (base * self.sizes.layout.stride) as u64)?;
         if let Err(e) = store.wait(ticket) {
@@ -535,7 +536,7 @@ impl TieredCache {
     /// Copies fetched groups into the reuse buffer, as far as it has slots that this step does not read.
     fn keep_fetched(&mut self, layer: usize) {
         let half = layer % 2;
-        let late_base = self.staging_predicted();
+        let late_base = self.sizes.predicted_slots();
         let fetch = &self.fetches[half];
         self.stats.selected += fetch.selected.len() as u64;
         self.stats.reused += (fetch.selected.len() - fetch.missing.len()) as u64;

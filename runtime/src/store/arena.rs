@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn arena_is_zeroed_aligned_and_whole_pages() {
-        for options in [ArenaOptions::default(), ArenaOptions { populate: true, huge_pages: true }] {
+        for options in [ArenaOptions::default(), ArenaOptions { populate: true, huge_pages: true, transient: false }] {
             let arena = Arena::with_options(5000, options).unwrap();
             assert_eq!(arena.len(), 8192);
             assert_eq!(arena.as_ptr() as usize % ARENA_ALIGN, 0);

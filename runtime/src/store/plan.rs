@@ -9,12 +9,14 @@ pub struct PlanLimits {
     pub merge_gap: u32,
     /// Bytes of an extent at most; an extent always holds at least one group.
     pub extent_bytes_max: u32,
+    /// Staging slots that there are; extents are joined only while those that remain hold the remaining groups.
+    pub slots_max: u32,
 }
 
 impl Default for PlanLimits {
     /// Neighbours only; a megabyte at once, beyond which no disk gains.
     fn default() -> Self {
-        Self { merge_gap: 0, extent_bytes_max: 1 << 20 }
+        Self { merge_gap: 0, extent_bytes_max: 1 << 20, slots_max: u32::MAX }
     }
 }
 
@@ -70,13 +72,16 @@ impl ReadPlan {
         self.layer = layer;
         self.stride = layout.stride();
         let groups_max = (limits.extent_bytes_max / layout.stride()).max(1);
-        for &group in groups {
+        for (i, &group) in groups.iter().enumerate() {
+            let after = (groups.len() - i - 1) as u32;
             let joined = self.extents.last_mut().is_some_and(|extent| {
                 let end = extent.first_group + extent.group_count;
                 let with_group = group - extent.first_group + 1;
-                let joins = group - end <= limits.merge_gap && with_group <= groups_max;
+                let slots = self.slot_count + (with_group - extent.group_count);
+                let room = slots.saturating_add(after) <= limits.slots_max;
+                let joins = group - end <= limits.merge_gap && with_group <= groups_max && room;
                 if joins {
-                    self.slot_count += with_group - extent.group_count;
+                    self.slot_count = slots;
                     extent.group_count = with_group;
                 }
                 joins
@@ -160,7 +165,7 @@ mod tests {
     }
 
     fn limits(merge_gap: u32, groups_max: u32) -> PlanLimits {
-        PlanLimits { merge_gap, extent_bytes_max: groups_max * 512 }
+        PlanLimits { merge_gap, extent_bytes_max: groups_max * 512, ..PlanLimits::default() }
     }
 
     #[test]
@@ -174,6 +179,12 @@ mod tests {
         assert_eq!(plan.extents(), [extent(3, 5, 0), extent(20, 1, 5)]);
         assert_eq!(plan.slots(), [0, 1, 4, 5]);
         assert_eq!((plan.slot_count(), plan.staging_bytes()), (6, 6 * 512));
+        // Of seven slots the last group needs one, so the gap of two is joined and one of three is not.
+        let seven = PlanLimits { slots_max: 7, ..limits(3, 100) };
+        plan.build(&layout(), 1, &[3, 4, 7, 11], seven).unwrap();
+        assert_eq!(plan.extents(), [extent(3, 5, 0), extent(11, 1, 5)]);
+        plan.build(&layout(), 1, &[3, 4, 7, 11], PlanLimits { slots_max: 4, ..seven }).unwrap();
+        assert_eq!(plan.slot_count(), 4);
         plan.build(&layout(), 1, &[3, 4, 5, 6], limits(2, 3)).unwrap();
         assert_eq!(plan.extents(), [extent(3, 3, 0), extent(6, 1, 3)]);
         plan.build(&layout(), 0, &[], limits(0, 1)).unwrap();

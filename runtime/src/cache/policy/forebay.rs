@@ -15,19 +15,19 @@ struct Rung {
     reuse_percent: usize,
 }
 
-/// From the best to the smallest; the order follows the tables of `docs/handbook.md` (rank before precision, pooling nearly free).
-const LADDER: [Rung; 7] = [
-    Rung { rank_share: 3, sketch_pool: 1, window: 128, selected_tokens: 400, reuse_percent: 200 },
-    Rung { rank_share: 4, sketch_pool: 1, window: 128, selected_tokens: 400, reuse_percent: 50 },
-    Rung { rank_share: 4, sketch_pool: 2, window: 128, selected_tokens: 400, reuse_percent: 25 },
-    Rung { rank_share: 4, sketch_pool: 4, window: 64, selected_tokens: 400, reuse_percent: 10 },
-    Rung { rank_share: 6, sketch_pool: 4, window: 64, selected_tokens: 200, reuse_percent: 0 },
-    Rung { rank_share: 8, sketch_pool: 4, window: 32, selected_tokens: 100, reuse_percent: 0 },
+/// From the best to the smallest (measurements: docs/benchmarks.md). Selected groups are cheap in memory, as layers share the
+/// staging area, and are given up last but the sketch's rank; the reuse buffer, which every layer has, takes what is left.
+const LADDER: [Rung; 6] = [
+    Rung { rank_share: 3, sketch_pool: 1, window: 128, selected_tokens: 800, reuse_percent: 100 },
+    Rung { rank_share: 4, sketch_pool: 1, window: 128, selected_tokens: 640, reuse_percent: 0 },
+    Rung { rank_share: 4, sketch_pool: 2, window: 128, selected_tokens: 640, reuse_percent: 0 },
+    Rung { rank_share: 4, sketch_pool: 4, window: 64, selected_tokens: 480, reuse_percent: 0 },
+    Rung { rank_share: 6, sketch_pool: 4, window: 32, selected_tokens: 320, reuse_percent: 0 },
     Rung { rank_share: 16, sketch_pool: 4, window: 16, selected_tokens: 64, reuse_percent: 0 },
 ];
 
-/// Tokens per group where nothing is known of the device.
-const GROUP: usize = 8;
+/// Tokens per group where nothing is known of the device: a record of several KiB, where most flash gives its best per read.
+const GROUP: usize = 16;
 /// Reuse slots beyond this many times the selected groups bring little (handbook: reuse buffer).
 const MOST_REUSE: usize = 4;
 
