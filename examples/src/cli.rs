@@ -121,7 +121,7 @@ pub struct SamplingArgs {
     /// Leave out tokens less likely than this share of the likeliest
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub min_p: f32,
-    /// Divide the logits of recent tokens by this; 1 is off [default: 1 in forebay-generate, 1.1 in forebay-summarize]
+    /// Divide the logits of recent tokens by this; 1 is off [default: 1 in forebay-generate, 1.15 in forebay-summarize]
     #[arg(long, value_name = "R")]
     pub repeat_penalty: Option<f32>,
     /// Seed of the random numbers

@@ -57,7 +57,7 @@ struct Args {
 const DEFAULT_NEW_TOKENS: usize = 320;
 
 /// Keeps small models from saying the same sentence over and over under greedy decoding, and leaves names alone.
-const DEFAULT_REPEAT_PENALTY: f32 = 1.1;
+const DEFAULT_REPEAT_PENALTY: f32 = 1.15;
 
 fn main() -> ExitCode {
     program::run(summarize)
