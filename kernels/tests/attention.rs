@@ -365,7 +365,7 @@ fn wrong_shapes_are_refused() {
     let mut prefill = PrefillAttention::new(1, 4, 2, 8, 1);
     let mut accumulate = |stride, keys| {
         prefill.begin(1);
-        let kv = KvRecords { bytes: &bytes, stride, group: 2, kv_heads: 2, d: 8 };
+        let kv = KvRecords { bytes: &bytes, stride, group: 2, kv_heads: 2, d: 8, element: KvElement::F16 };
         panics(|| prefill.accumulate(&pool, Isa::Scalar, &q, 10, &kv, 0, keys, 1.0))
     };
     assert!(!accumulate(128, 4));
