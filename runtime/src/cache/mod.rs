@@ -8,6 +8,7 @@ pub mod policy;
 pub mod predictor;
 mod prefill;
 pub mod reuse;
+mod step;
 pub mod tier;
 
 use crate::error::Result;

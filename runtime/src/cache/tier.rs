@@ -1,6 +1,5 @@
-//! The tiers of one sequence, and a decode step over them.
+//! What the tiers of one sequence hold, and where it lies.
 
-use super::Compute;
 use super::adapter::Adapter;
 use super::block_table::BlockTable;
 use super::group::GroupLayout;
@@ -10,9 +9,8 @@ use super::reuse::SlotTable;
 use crate::config::{CacheConfig, Selection};
 use crate::error::{Error, Result};
 use crate::plan::{ModelShape, TierSizes};
-use crate::store::{Arena, PlanLimits, ReadPlan, Store, Ticket};
-use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
-use forebay_kernels::select::{top_groups, top_groups_scratch};
+use crate::store::{Arena, ReadPlan, Store, Ticket};
+use forebay_kernels::select::top_groups_scratch;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,22 +26,22 @@ pub struct TierStats {
 }
 
 /// Arenas of the store, by number.
-const RESIDENT_REGION: u32 = 0;
-const STAGING_REGION: u32 = 1;
+pub(super) const RESIDENT_REGION: u32 = 0;
+pub(super) const STAGING_REGION: u32 = 1;
 pub(super) const PREFILL_REGION: u32 = 2;
 
 /// What is selected for one layer, and where its groups are. Two exist: the layer at hand and the next one.
-struct Fetch {
-    layer: Option<usize>,
+pub(super) struct Fetch {
+    pub(super) layer: Option<usize>,
     /// All selected groups, ascending.
-    selected: Vec<u32>,
+    pub(super) selected: Vec<u32>,
     /// Selected groups that are not in the reuse buffer, ascending.
-    missing: Vec<u32>,
-    plan: ReadPlan,
-    ticket: Option<Ticket>,
+    pub(super) missing: Vec<u32>,
+    pub(super) plan: ReadPlan,
+    pub(super) ticket: Option<Ticket>,
     /// Groups fetched late, ascending, with their own plan.
-    refined: Vec<u32>,
-    refine_plan: ReadPlan,
+    pub(super) refined: Vec<u32>,
+    pub(super) refine_plan: ReadPlan,
 }
 
 /// Sinks, window, sketch and reuse buffer of one sequence in memory; its groups in the store.
@@ -51,28 +49,28 @@ pub struct TieredCache {
     pub(super) shape: ModelShape,
     pub(super) config: CacheConfig,
     pub(super) sizes: TierSizes,
-    capacity: usize,
+    pub(super) capacity: usize,
     /// `[layers][sinks, window ring, reuse slots]` records.
-    resident: Arc<Arena>,
+    pub(super) resident: Arc<Arena>,
     /// Two halves of `staging_slots` records.
-    staging: Arc<Arena>,
+    pub(super) staging: Arc<Arena>,
     /// `[layers][sketch_rows][row_bytes]`.
     pub(super) sketch: Vec<u8>,
     pub(super) adapters: Vec<Option<Adapter>>,
-    slots: Vec<SlotTable>,
+    pub(super) slots: Vec<SlotTable>,
     pub(super) store: Option<Store>,
-    predictor: Option<Predictor>,
-    fetches: [Fetch; 2],
-    table: BlockTable,
-    order: Vec<u32>,
+    pub(super) predictor: Option<Predictor>,
+    pub(super) fetches: [Fetch; 2],
+    pub(super) table: BlockTable,
+    pub(super) order: Vec<u32>,
     /// One key and one sketch row, for the group that a step completes.
     pub(super) key_row: Vec<f32>,
     pub(super) sketch_row: Vec<f32>,
     pub(super) tokens: usize,
-    group_writes: Vec<Ticket>,
+    pub(super) group_writes: Vec<Ticket>,
     pub(super) buffers: PrefillBuffers,
     pub(super) prefill: Option<PrefillState>,
-    stats: TierStats,
+    pub(super) stats: TierStats,
 }
 
 impl TieredCache {
@@ -210,7 +208,7 @@ impl TieredCache {
     }
 
     /// Groups that are neither sinks nor window.
-    fn candidates(&self) -> Range<usize> {
+    pub(super) fn candidates(&self) -> Range<usize> {
         let end = self.window_start(self.group_now());
         self.sizes.sink_slots.min(end)..end
     }
@@ -221,19 +219,19 @@ impl TieredCache {
         start..start + stride
     }
 
-    fn sink_range(&self, layer: usize, group: usize) -> Range<usize> {
+    pub(super) fn sink_range(&self, layer: usize, group: usize) -> Range<usize> {
         self.resident_range(layer, group)
     }
 
-    fn window_range(&self, layer: usize, group: usize) -> Range<usize> {
+    pub(super) fn window_range(&self, layer: usize, group: usize) -> Range<usize> {
         self.resident_range(layer, self.sizes.sink_slots + group % self.sizes.window_slots)
     }
 
-    fn reuse_range(&self, layer: usize, slot: usize) -> Range<usize> {
+    pub(super) fn reuse_range(&self, layer: usize, slot: usize) -> Range<usize> {
         self.resident_range(layer, self.sizes.sink_slots + self.sizes.window_slots + slot)
     }
 
-    fn staging_range(&self, half: usize, slot: usize) -> Range<usize> {
+    pub(super) fn staging_range(&self, half: usize, slot: usize) -> Range<usize> {
         let stride = self.sizes.layout.stride;
         let start = (half * self.sizes.staging_slots + slot) * stride;
         start..start + stride
@@ -244,7 +242,7 @@ impl TieredCache {
     /// # Safety
     /// Nothing writes to the record while the slice lives: slots and sinks are written by [`Self::copy_to`], the window by
     /// [`Self::window_record`], both through `&mut self`; no I/O reads into the resident arena.
-    unsafe fn resident_record(&self, range: Range<usize>) -> &[u8] {
+    pub(super) unsafe fn resident_record(&self, range: Range<usize>) -> &[u8] {
         // SAFETY: as above.
         unsafe { self.resident.slice(range) }
     }
@@ -299,309 +297,5 @@ impl TieredCache {
         let (first, count) = (groups.start as u32, groups.len() as u32);
         store.read_groups_blocking(layer as u32, first, count, STAGING_REGION, start as u64)?;
         Ok((self.staging.clone(), start..start + bytes))
-    }
-
-    // A step.
-
-    /// Selects the groups of `layer` by predicted queries and submits the reads of those that are not in memory.
-    ///
-    /// On an error nothing has changed but the reads in flight; the call can be repeated.
-    pub fn predict(&mut self, compute: &Compute<'_>, layer: usize, q: &[f32]) -> Result<()> {
-        if self.sizes.selected == 0 {
-            return Ok(());
-        }
-        let half = layer % 2;
-        if let (Some(ticket), Some(store)) = (self.fetches[half].ticket.take(), &mut self.store) {
-            // Left over from a step that failed; its result no longer matters, its buffer does.
-            let _ = store.wait(ticket);
-        }
-        self.fetches[half].layer = None;
-        let candidates = self.candidates();
-        let wanted = self.sizes.selected;
-        let mut selected = std::mem::take(&mut self.fetches[half].selected);
-        selected.clear();
-        if candidates.len() <= wanted {
-            selected.extend(candidates.clone().map(|g| g as u32));
-        } else {
-            let outcome = self.score_top(compute, layer, q, candidates.clone(), wanted, &mut selected);
-            if let Err(e) = outcome {
-                self.fetches[half].selected = selected;
-                return Err(e);
-            }
-        }
-        let fetch = &mut self.fetches[half];
-        fetch.selected = selected;
-        fetch.refined.clear();
-        fetch.missing.clear();
-        let slots = &mut self.slots[layer];
-        slots.release();
-        for &group in &fetch.selected {
-            match slots.find(group) {
-                Some(slot) => slots.touch(slot),
-                None => fetch.missing.push(group),
-            }
-        }
-        if fetch.missing.is_empty() {
-            fetch.layer = Some(layer);
-            return Ok(());
-        }
-        let store = self.store.as_mut().ok_or_else(|| Error::internal("groups to fetch but no store"))?;
-        let bytes = half * self.sizes.staging_slots * self.sizes.layout.stride;
-        let limits = PlanLimits {
-            merge_gap: self.config.merge_gap as u32,
-            slots_max: self.sizes.predicted_slots() as u32,
-            ..PlanLimits::default()
-        };
-        fetch.plan.build(store.layout(), layer as u32, &fetch.missing, limits)?;
-        fetch.ticket = Some(store.submit_reads(&fetch.plan, STAGING_REGION, bytes as u64)?);
-        fetch.layer = Some(layer);
-        Ok(())
-    }
-
-    /// The best `count` of `candidates` into `out`, ascending.
-    fn score_top(
-        &mut self,
-        compute: &Compute<'_>,
-        layer: usize,
-        q: &[f32],
-        candidates: Range<usize>,
-        count: usize,
-        out: &mut Vec<u32>,
-    ) -> Result<()> {
-        if self.adapters[layer].is_none() {
-            self.fit_from_store(compute, layer)?;
-        }
-        let complete = self.group_now();
-        let rows = self.sketch_range(layer, 0..complete);
-        let (Some(adapter), Some(predictor)) = (&self.adapters[layer], &mut self.predictor) else {
-            return Err(Error::internal("scoring without a sketch"));
-        };
-        let scores = predictor.score(compute, adapter, &self.sketch[rows], complete, q);
-        top_groups(&scores[candidates.clone()], count, &mut self.order, out);
-        out.iter_mut().for_each(|g| *g += candidates.start as u32);
-        Ok(())
-    }
-
-    /// Stores the key and value of the token at hand in the window.
-    pub fn append(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
-        if self.tokens >= self.capacity {
-            return Err(Error::ContextFull { requested: self.tokens + 1, context: self.capacity });
-        }
-        let (layout, group) = (self.sizes.layout, self.group_now());
-        let index = self.tokens % layout.group;
-        layout.write_token(self.window_record(layer, group), index, k, v);
-        Ok(())
-    }
-
-    /// Attention of the token at hand over sinks, selected groups and window.
-    pub fn attend(
-        &mut self,
-        compute: &Compute<'_>,
-        layer: usize,
-        q: &[f32],
-        scratch: &mut AttentionScratch,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let half = layer % 2;
-        if self.sizes.selected > 0 {
-            if self.fetches[half].layer != Some(layer) {
-                // Nothing predicted this layer: select with its true queries.
-                self.predict(compute, layer, q)?;
-            }
-            if self.sizes.refine > 0 {
-                self.refine(compute, layer, q)?;
-            }
-            if let (Some(ticket), Some(store)) = (self.fetches[half].ticket.take(), &mut self.store)
-                && let Err(e) = store.wait(ticket)
-            {
-                self.fetches[half].layer = None;
-                return Err(e.into());
-            }
-        }
-        let mut table = std::mem::replace(&mut self.table, BlockTable::new(0));
-        table.fill(self.pieces(layer), |pieces| {
-            let layout = &self.sizes.layout;
-            attend(compute.pool, compute.isa, q, pieces, layout.kv_heads, layout.head_dim, compute.scale, scratch, out);
-        });
-        self.table = table;
-        if self.sizes.selected > 0 {
-            self.keep_fetched(layer);
-        }
-        Ok(())
-    }
-
-    /// The pieces of a layer whose reads are complete.
-    fn pieces(&self, layer: usize) -> impl Iterator<Item = KvPiece<'_>> {
-        let (half, layout) = (layer % 2, &self.sizes.layout);
-        let now = self.group_now();
-        let filled = self.tokens % layout.group + 1;
-        let window = self.window_start(now);
-        // SAFETY: for all resident and staging records below: `&self` is held while the pieces live, so none of the writers
-        // (all `&mut self`) runs; reads into this half of staging have been waited for, and the other half is not touched here.
-        let resident = move |range| unsafe { self.resident_record(range) };
-        // SAFETY: as above.
-        let staged = move |slot| unsafe { self.staging.slice(self.staging_range(half, slot)) };
-        let sinks =
-            (0..self.sizes.sink_slots.min(window)).map(move |g| (resident(self.sink_range(layer, g)), layout.group));
-        let fetch = &self.fetches[half];
-        let late_base = self.sizes.predicted_slots();
-        let selected = (self.sizes.selected > 0).then_some(()).into_iter().flat_map(move |()| {
-            let mut missing = 0;
-            fetch.selected.iter().map(move |&group| {
-                if fetch.missing.get(missing) == Some(&group) {
-                    missing += 1;
-                    (staged(fetch.plan.slots()[missing - 1] as usize), layout.group)
-                } else {
-                    let slot = self.slots[layer].find(group).unwrap_or_default();
-                    (resident(self.reuse_range(layer, slot)), layout.group)
-                }
-            })
-        });
-        let refined = (0..fetch.refined.len())
-            .map(move |i| (staged(late_base + fetch.refine_plan.slots()[i] as usize), layout.group));
-        let rolling = (window..=now)
-            .map(move |g| (resident(self.window_range(layer, g)), if g == now { filled } else { layout.group }));
-        sinks.chain(selected).chain(refined).chain(rolling).map(move |(record, tokens)| layout.piece(record, tokens))
-    }
-
-    /// Late refinement: up to `refine_groups` of the groups that the true queries rank highest and the prediction missed.
-    fn refine(&mut self, compute: &Compute<'_>, layer: usize, q: &[f32]) -> Result<()> {
-        let candidates = self.candidates();
-        let half = layer % 2;
-        if candidates.len() <= self.fetches[half].selected.len() {
-            return Ok(());
-        }
-        let mut refined = std::mem::take(&mut self.fetches[half].refined);
-        refined.clear();
-        let outcome = self.score_missed(compute, layer, q, candidates, &mut refined);
-        self.fetches[half].refined = refined;
-        outcome?;
-        let slots = &mut self.slots[layer];
-        let fetch = &mut self.fetches[half];
-        self.stats.refined += fetch.refined.len() as u64;
-        // A group that the reuse buffer holds joins the selected ones; the others are read at once.
-        let mut at = 0;
-        while at < fetch.refined.len() {
-            let group = fetch.refined[at];
-            match slots.find(group) {
-                Some(slot) => {
-                    slots.touch(slot);
-                    fetch.refined.remove(at);
-                    let position = fetch.selected.partition_point(|&g| g < group);
-                    fetch.selected.insert(position, group);
-                }
-                None => at += 1,
-            }
-        }
-        if fetch.refined.is_empty() {
-            return Ok(());
-        }
-        let store = self.store.as_mut().ok_or_else(|| Error::internal("groups to fetch but no store"))?;
-        fetch.refine_plan.build(store.layout(), layer as u32, &fetch.refined, PlanLimits::default())?;
-        let base = half * self.sizes.staging_slots + self.sizes.predicted_slots();
-        let ticket =
-            store.submit_reads(&fetch.refine_plan, STAGING_REGION, (base * self.sizes.layout.stride) as u64)?;
-        if let Err(e) = store.wait(ticket) {
-            fetch.refined.clear();
-            fetch.layer = None;
-            return Err(e.into());
-        }
-        Ok(())
-    }
-
-    /// The groups that true queries rank among the best `selected` and that are not selected, best `refine` of them, ascending.
-    fn score_missed(
-        &mut self,
-        compute: &Compute<'_>,
-        layer: usize,
-        q: &[f32],
-        candidates: Range<usize>,
-        out: &mut Vec<u32>,
-    ) -> Result<()> {
-        let complete = self.group_now();
-        let rows = self.sketch_range(layer, 0..complete);
-        let (Some(adapter), Some(predictor)) = (&self.adapters[layer], &mut self.predictor) else {
-            return Ok(());
-        };
-        let scores = predictor.score(compute, adapter, &self.sketch[rows], complete, q);
-        for &group in &self.fetches[layer % 2].selected {
-            scores[group as usize] = f32::NEG_INFINITY;
-        }
-        let count = self.sizes.refine.min(candidates.len() - self.fetches[layer % 2].selected.len());
-        top_groups(&scores[candidates.clone()], count, &mut self.order, out);
-        out.iter_mut().for_each(|g| *g += candidates.start as u32);
-        Ok(())
-    }
-
-    /// Copies fetched groups into the reuse buffer, as far as it has slots that this step does not read.
-    fn keep_fetched(&mut self, layer: usize) {
-        let half = layer % 2;
-        let late_base = self.sizes.predicted_slots();
-        let fetch = &self.fetches[half];
-        self.stats.selected += fetch.selected.len() as u64;
-        self.stats.reused += (fetch.selected.len() - fetch.missing.len()) as u64;
-        let stride = self.sizes.layout.stride;
-        for i in 0..fetch.missing.len() + fetch.refined.len() {
-            let (group, staged) = match fetch.missing.get(i) {
-                Some(&group) => (group, fetch.plan.slots()[i] as usize),
-                None => {
-                    let i = i - fetch.missing.len();
-                    (fetch.refined[i], late_base + fetch.refine_plan.slots()[i] as usize)
-                }
-            };
-            let Some(slot) = self.slots[layer].insert(group) else { break };
-            let from = (half * self.sizes.staging_slots + staged) * stride;
-            let to =
-                (layer * self.sizes.resident_slots() + self.sizes.sink_slots + self.sizes.window_slots + slot) * stride;
-            // SAFETY: the reads into this half of staging are complete, no I/O touches reuse slots, and `&mut self` excludes
-            // other slices of either arena.
-            unsafe {
-                self.resident.slice_mut(to..to + stride).copy_from_slice(self.staging.slice(from..from + stride));
-            }
-        }
-        self.slots[layer].release();
-        self.fetches[half].layer = None;
-    }
-
-    /// Ends the step: where its token completes a group, the group gets its sketch rows and goes to the store.
-    pub fn commit_token(&mut self, compute: &Compute<'_>) -> Result<()> {
-        let group = self.group_now();
-        if (self.tokens + 1).is_multiple_of(self.sizes.layout.group) {
-            self.complete_group(compute, group)?;
-        }
-        self.tokens += 1;
-        Ok(())
-    }
-
-    fn complete_group(&mut self, compute: &Compute<'_>, group: usize) -> Result<()> {
-        // The window slot that the next group takes belonged to a group written at least one group ago.
-        if let Some(store) = &mut self.store {
-            for ticket in self.group_writes.drain(..) {
-                store.wait(ticket)?;
-            }
-        }
-        for layer in 0..self.shape.layers {
-            let range = self.window_range(layer, group);
-            let resident = self.resident.clone();
-            // SAFETY: nothing writes to the window before the next token, and this function only reads the record.
-            let record = unsafe { resident.slice(range.clone()) };
-            if group < self.sizes.sink_slots {
-                self.set_sink(layer, group, record);
-            }
-            self.encode_rows(compute, layer, group, record);
-            if let Some(store) = &mut self.store {
-                let (layer, group, offset) = (layer as u32, group as u32, range.start as u64);
-                self.group_writes.push(store.submit_write(layer, group, 1, RESIDENT_REGION, offset)?);
-            }
-        }
-        if self.sizes.window_slots == 1
-            && let Some(store) = &mut self.store
-        {
-            // Without a window the next token overwrites this very slot.
-            for ticket in self.group_writes.drain(..) {
-                store.wait(ticket)?;
-            }
-        }
-        Ok(())
     }
 }
