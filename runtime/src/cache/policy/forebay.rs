@@ -11,19 +11,22 @@ struct Rung {
     sketch_pool: usize,
     window: usize,
     selected_tokens: usize,
+    merge_gap: usize,
     /// Smallest reuse buffer with which this rung is taken, as a share of the selected groups in percent.
     reuse_percent: usize,
 }
 
 /// From the best to the smallest (measurements: docs/benchmarks.md). Selected groups are cheap in memory, as layers share the
 /// staging area, and are given up last but the sketch's rank; the reuse buffer, which every layer has, takes what is left.
-const LADDER: [Rung; 6] = [
-    Rung { rank_share: 3, sketch_pool: 1, window: 128, selected_tokens: 800, reuse_percent: 100 },
-    Rung { rank_share: 4, sketch_pool: 1, window: 128, selected_tokens: 640, reuse_percent: 0 },
-    Rung { rank_share: 4, sketch_pool: 2, window: 128, selected_tokens: 640, reuse_percent: 0 },
-    Rung { rank_share: 4, sketch_pool: 4, window: 64, selected_tokens: 480, reuse_percent: 0 },
-    Rung { rank_share: 6, sketch_pool: 4, window: 32, selected_tokens: 320, reuse_percent: 0 },
-    Rung { rank_share: 16, sketch_pool: 4, window: 16, selected_tokens: 64, reuse_percent: 0 },
+const LADDER: [Rung; 8] = [
+    Rung { rank_share: 3, sketch_pool: 1, window: 128, selected_tokens: 800, merge_gap: 1, reuse_percent: 100 },
+    Rung { rank_share: 4, sketch_pool: 1, window: 128, selected_tokens: 640, merge_gap: 1, reuse_percent: 0 },
+    Rung { rank_share: 4, sketch_pool: 1, window: 64, selected_tokens: 640, merge_gap: 1, reuse_percent: 0 },
+    Rung { rank_share: 5, sketch_pool: 1, window: 64, selected_tokens: 512, merge_gap: 0, reuse_percent: 0 },
+    Rung { rank_share: 4, sketch_pool: 2, window: 64, selected_tokens: 512, merge_gap: 0, reuse_percent: 0 },
+    Rung { rank_share: 4, sketch_pool: 4, window: 64, selected_tokens: 480, merge_gap: 0, reuse_percent: 0 },
+    Rung { rank_share: 6, sketch_pool: 4, window: 32, selected_tokens: 320, merge_gap: 0, reuse_percent: 0 },
+    Rung { rank_share: 16, sketch_pool: 4, window: 16, selected_tokens: 64, merge_gap: 0, reuse_percent: 0 },
 ];
 
 /// Tokens per group where nothing is known of the device: a record of several KiB, where most flash gives its best per read.
@@ -48,7 +51,7 @@ fn rung_config(room: &Room, rung: &Rung, reuse_groups: usize) -> CacheConfig {
         window: rung.window,
         refine_groups: 0,
         lookahead: 1,
-        merge_gap: 1,
+        merge_gap: rung.merge_gap,
     }
 }
 
