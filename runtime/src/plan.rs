@@ -5,7 +5,9 @@ use crate::cache::group::GroupLayout;
 use crate::cache::reuse::SlotTable;
 use crate::config::{CacheConfig, Selection};
 use crate::store;
+use forebay_kernels::attention::AttentionScratch;
 use forebay_kernels::prefill_attention::KvElement;
+use forebay_kernels::sketch::SketchQueries;
 use half::f16;
 
 /// What the plan needs to know of a model.
@@ -72,6 +74,9 @@ pub const FULL_GROUP: usize = 256;
 
 /// Tokens that go through a layer together in prefill; bounds the scratch of a layer.
 pub const PREFILL_ROWS: usize = 512;
+
+/// What a store holds besides its tables: tickets, the queue of transfers, lists of a plan's groups.
+const STORE_BOOKKEEPING_BYTES: u64 = 200 << 10;
 
 /// Bytes of one of the two buffers through which earlier K/V streams back in a chunked prefill.
 pub const PAST_BUFFER_BYTES: usize = 1 << 20;
@@ -176,17 +181,22 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
     let per_layer = |slots: usize| layers * slots as u64 * stride;
     let (adapters, scores) = if sizes.sketch_rows > 0 {
         let scratch = forebay_kernels::sketch::ScoreScratch::bytes_for(sizes.score_queries, sizes.sketch_rows)
-            + sizes.groups * size_of::<f32>();
+            + SketchQueries::new(sizes.score_queries, config.rank).bytes()
+            + (sizes.groups + sizes.score_queries * config.rank + shape.head_dim) * size_of::<f32>();
         (layers * Adapter::bytes(shape.kv_heads, shape.head_dim, config.rank) as u64, scratch as u64)
     } else {
         (0, 0)
     };
-    let tables = if sizes.selected > 0 {
-        layers * SlotTable::bytes(sizes.reuse_slots, sizes.groups) as u64
-            + (sizes.stored_groups() * shape.layers * size_of::<u32>()) as u64
+    let (tables, store) = if sizes.selected > 0 {
+        let records = (sizes.stored_groups() * shape.layers) as u64;
+        // Per record a checksum and a bit that says that it was written.
+        let store = records * size_of::<u32>() as u64 + records.div_ceil(8) + STORE_BOOKKEEPING_BYTES;
+        (layers * SlotTable::bytes(sizes.reuse_slots, sizes.groups) as u64, store)
     } else {
-        0
+        (0, 0)
     };
+    let pieces = sizes.pieces();
+    let attention = AttentionScratch::new(shape.heads, shape.head_dim, pieces * sizes.layout.group, pieces).bytes();
     // Selected, missing, kept and piece lists of the layer at hand and of the next one.
     let lists =
         (sizes.pieces() * (size_of::<forebay_kernels::attention::KvPiece<'_>>() + 16 * size_of::<u32>())) as u64;
@@ -200,6 +210,8 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
         item("adapters", adapters),
         item("scores", scores),
         item("tables", tables + lists),
+        item("store", store),
+        item("attention", attention as u64),
     ];
     MemoryPlan { kv, prefill: prefill_items(shape, &sizes.layout, prefill_tokens, true) }
 }
@@ -208,7 +220,11 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
 pub fn plan_full(shape: &ModelShape, capacity: usize, prefill_tokens: usize, element: KvElement) -> MemoryPlan {
     let layout = full_layout(shape, element);
     let records = capacity.div_ceil(FULL_GROUP).max(1);
-    let kv = vec![PlanItem { name: "cache", bytes: (shape.layers * records * layout.stride) as u64 }];
+    let attention = AttentionScratch::new(shape.heads, shape.head_dim, records * FULL_GROUP, records).bytes();
+    let kv = vec![
+        PlanItem { name: "cache", bytes: (shape.layers * records * layout.stride) as u64 },
+        PlanItem { name: "attention", bytes: attention as u64 },
+    ];
     MemoryPlan { kv, prefill: prefill_items(shape, &layout, prefill_tokens, false) }
 }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 
 /// One rung of the ladder: settings that fall in memory and quality together.
 struct Rung {
-    /// Sketch rank as a share of `kv_heads * head_dim`: `1 / rank_share`, at least 16.
+    /// Sketch rank as a share of `kv_heads * head_dim`: `1 / rank_share`, rounded up to whole vectors of 8, at least 16.
     rank_share: usize,
     sketch_pool: usize,
     window: usize,
@@ -39,7 +39,7 @@ fn rung_config(room: &Room, rung: &Rung, reuse_groups: usize) -> CacheConfig {
     CacheConfig {
         group: GROUP,
         selection: Selection::Sketch,
-        rank: (key_dim / rung.rank_share).max(16).min(key_dim),
+        rank: (key_dim / rung.rank_share).next_multiple_of(8).max(16).min(key_dim),
         sketch: SketchPrecision::I4,
         sketch_pool: rung.sketch_pool,
         adapter: AdapterKind::QueryAware,
