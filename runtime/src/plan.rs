@@ -279,7 +279,7 @@ mod tests {
         let layout = GroupLayout::new(2, 16, 4, 512);
         assert_eq!(prefill_chunk(&shape, &layout, 10_000, u64::MAX), 10_000);
         assert_eq!(prefill_chunk(&shape, &layout, 10_000, 0), PREFILL_ROWS);
-        let some = prefill_chunk(&shape, &layout, 100_000, 64 << 20);
+        let some = prefill_chunk(&shape, &layout, 100_000, 32 << 20);
         assert!(some < 100_000 && some > PREFILL_ROWS);
     }
 }
