@@ -15,8 +15,9 @@ const TASK_BYTES: usize = 16 << 10;
 const ROWS: usize = 4;
 /// Activation rows that share one decoded block of weights.
 const SHARED: usize = 4;
-/// The least distance of prefetching: memory latency times the bandwidth of one core, roughly doubled.
-const PREFETCH_BYTES: usize = 2 << 10;
+/// The least distance of prefetching, by measurement (`weight_speed`): 2 KiB, memory latency times the bandwidth of a core, leaves a
+/// third of the speed of narrow matrices behind; with 16 KiB the lines that the end of a task asks for in vain cost more.
+const PREFETCH_BYTES: usize = 8 << 10;
 /// Rows of activations are padded to this with zeros, so that all vector widths read whole vectors.
 const PADDED: usize = GROUP_MAX * BLOCK;
 /// Weights that are decoded together where weights are multiplied in f32.

@@ -17,6 +17,8 @@ const IDLE_SPINS_MAX: u32 = 4_000;
 const IDLE_YIELDS_MAX: u32 = 50;
 /// Spins of a caller that waits for the last tasks before it yields: about a millisecond, longer than a task.
 const JOIN_SPINS_MAX: u32 = 50_000;
+/// Runs of tasks that [`Pool::for_each`] deals out; more workers share them.
+const RUNS_MAX: usize = 16;
 
 thread_local! {
     /// Set while this thread runs a job of any pool; a nested call then runs on this thread alone.
@@ -136,9 +138,11 @@ impl Pool {
         }
     }
 
-    /// Calls `f(worker, task)` once for each task in `0..tasks`. Workers claim tasks in order as they become free, so which worker
-    /// gets which task varies from call to call; a result must not depend on it. A worker that the system keeps from running is
-    /// done without.
+    /// Calls `f(worker, task)` once for each task in `0..tasks`. Each worker has a run of neighbouring tasks and claims them in order, then
+    /// those that others have left, so which worker gets which task varies from call to call; a result must not depend on it. A
+    /// worker that the system keeps from running is done without.
+    ///
+    /// Neighbouring tasks read neighbouring memory, and what a core's prefetchers ask for beyond one task is then its own next one.
     ///
     /// A panic of any task is raised again here, after the join. Nothing is allocated.
     pub fn for_each(&self, tasks: usize, f: impl Fn(usize, usize) + Sync) {
@@ -146,14 +150,20 @@ impl Pool {
             (0..tasks).for_each(|task| f(0, task));
             return;
         }
-        let next = AtomicUsize::new(0);
+        let runs = self.threads().min(RUNS_MAX).min(tasks);
+        let start = |run: usize| tasks / runs * run + run.min(tasks % runs);
+        let next: [Padded<AtomicUsize>; RUNS_MAX] = std::array::from_fn(|run| Padded(AtomicUsize::new(start(run))));
         let claim = |worker: usize| {
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    break;
+            for turn in 0..runs {
+                let run = (worker + turn) % runs;
+                let end = start(run + 1);
+                loop {
+                    let task = next[run].0.fetch_add(1, Ordering::Relaxed);
+                    if task >= end {
+                        break;
+                    }
+                    f(worker, task);
                 }
-                f(worker, task);
             }
         };
         self.fork_join(&claim, false);
