@@ -10,7 +10,7 @@ use std::time::Instant;
 use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
 use forebay_kernels::prefill_attention::{KvElement, KvRecords, PrefillAttention};
 use forebay_kernels::select::{top_groups, top_groups_scratch};
-use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchType, encode_row, group_scores};
+use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchRows, SketchType, group_scores};
 use forebay_kernels::{Isa, Pool, covariance, dense, norm};
 use half::f16;
 
@@ -171,10 +171,9 @@ fn sketch(pool: &Pool) {
         (SketchType::I4, 64, 2, true),
     ] {
         for n_rows in [2048, 8192, 32_768] {
-            let row_bytes = ty.row_bytes(rank);
-            let mut rows = vec![0; n_rows * row_bytes];
-            for (row, values) in rows.chunks_mut(row_bytes).zip(numbers(n_rows * rank).chunks(rank)) {
-                encode_row(ty, values, row);
+            let mut rows = SketchRows::new(ty, rank, n_rows);
+            for (row, values) in numbers(n_rows * rank).chunks(rank).enumerate() {
+                rows.set(row, values);
             }
             let mut queries = SketchQueries::new(count, rank);
             let mut scratch = ScoreScratch::new(count, n_rows);
@@ -182,27 +181,14 @@ fn sketch(pool: &Pool) {
             for isa in vector_isas() {
                 queries.set(isa, &numbers(count * rank), count, rank);
                 let seconds = best_seconds(|| {
-                    group_scores(
-                        pool,
-                        isa,
-                        ty,
-                        rank,
-                        &rows,
-                        n_rows,
-                        4,
-                        &queries,
-                        softmax,
-                        None,
-                        &mut scratch,
-                        &mut out,
-                    );
+                    group_scores(pool, isa, &rows, n_rows, 4, &queries, softmax, None, &mut scratch, &mut out);
                 });
                 println!(
                     "{:>5} {rank:>5} {count:>7} {n_rows:>6} {softmax:>8} {:>8} {:>10.1} {:>9.2} {:>10.2}",
                     format!("{ty:?}"),
                     isa.name(),
                     seconds * 1e6,
-                    rows.len() as f64 / seconds / 1e9,
+                    rows.as_bytes().len() as f64 / seconds / 1e9,
                     seconds / n_rows as f64 * 1e9
                 );
             }

@@ -9,7 +9,7 @@ use common::Random;
 use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
 use forebay_kernels::prefill_attention::{KvElement, KvRecords, PrefillAttention};
 use forebay_kernels::select::{top_groups, top_groups_scratch};
-use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchType, group_scores};
+use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchRows, SketchType, group_scores};
 use forebay_kernels::{Isa, Pool, dense, norm};
 
 /// The system's allocator with a count.
@@ -54,7 +54,8 @@ fn a_decode_step_allocates_nothing() {
 
     let mut queries = SketchQueries::new(heads, rank);
     let mut scores = ScoreScratch::new(heads, tokens);
-    let rows = vec![0x11; tokens * SketchType::I4.row_bytes(rank)];
+    let mut rows = SketchRows::new(SketchType::I4, rank, tokens);
+    let row = vec![0.5; rank];
     let mut group_score = vec![0.0; tokens / 4];
     let (mut candidates, mut selected) = (Vec::with_capacity(top_groups_scratch(100)), Vec::with_capacity(100));
 
@@ -78,21 +79,8 @@ fn a_decode_step_allocates_nothing() {
             dense::project(isa, &a, &q, d, &mut projected);
             queries.set(isa, &projected, heads, rank);
             for softmax in [false, true] {
-                let ty = SketchType::I4;
-                group_scores(
-                    &pool,
-                    isa,
-                    ty,
-                    rank,
-                    &rows,
-                    tokens,
-                    4,
-                    &queries,
-                    softmax,
-                    None,
-                    &mut scores,
-                    &mut group_score,
-                );
+                rows.set(tokens - 1, &row);
+                group_scores(&pool, isa, &rows, tokens, 4, &queries, softmax, None, &mut scores, &mut group_score);
             }
             top_groups(&group_score, 100, &mut candidates, &mut selected);
             norm::silu_mul(isa, &mut out, &q);

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use forebay_kernels::sketch::{
-    RANK_MAX, ScoreScratch, SketchQueries, SketchType, decode_row, encode_row, group_scores,
+    BLOCK_ROWS, RANK_MAX, ScoreScratch, SketchQueries, SketchRows, SketchType, group_scores,
 };
 use forebay_kernels::{Isa, Pool};
 
@@ -14,7 +14,6 @@ for_each_isa!(
     groups_of_any_size,
     tokens_without_rows_join_the_softmax,
     scores_do_not_depend_on_threads,
-    rows_at_any_address,
     rows_that_are_not_numbers_do_not_count,
 );
 
@@ -25,20 +24,50 @@ fn rows_decode_to_what_was_encoded() {
     let mut random = Random::new(30);
     for ty in TYPES {
         for rank in (0..40).chain([64, 100, RANK_MAX]) {
-            let row: Vec<f32> = random.f32s(rank).iter().map(|x| 5.0 * x).collect();
-            let mut bytes = Guarded::new(ty.row_bytes(rank), 1, 0xa5);
-            encode_row(ty, &row, bytes.get_mut());
-            let mut decoded = Guarded::new(rank, 1, 7.5);
-            decode_row(ty, bytes.checked(), decoded.get_mut());
-            let largest = row.iter().fold(0.0f64, |largest, x| largest.max(f64::from(x.abs())));
-            let step = match ty {
-                SketchType::F16 => 0.0,
-                SketchType::I8 => largest / 127.0,
-                SketchType::I4 => largest / 7.0,
-            };
-            let expected: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
-            // Half a step, and the rounding of f16, of the value or of the scale.
-            assert_close(decoded.checked(), &expected, |_| 0.5 * step + largest / 1024.0, "decoded row");
+            let mut rows = SketchRows::new(ty, rank, BLOCK_ROWS + 3);
+            for index in [0, 5, BLOCK_ROWS - 1, BLOCK_ROWS + 2] {
+                let row: Vec<f32> = random.f32s(rank).iter().map(|x| 5.0 * x).collect();
+                let before = rows.clone();
+                rows.set(index, &row);
+                let mut decoded = Guarded::new(rank, 1, 7.5);
+                rows.get(index, decoded.get_mut());
+                let largest = row.iter().fold(0.0f64, |largest, x| largest.max(f64::from(x.abs())));
+                let step = match ty {
+                    SketchType::F16 => 0.0,
+                    SketchType::I8 => largest / 127.0,
+                    SketchType::I4 => largest / 7.0,
+                };
+                let expected: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
+                // Half a step, and the rounding of f16, of the value or of the scale.
+                assert_close(decoded.checked(), &expected, |_| 0.5 * step + largest / 1024.0, "decoded row");
+                for other in (0..rows.rows()).filter(|&other| other != index) {
+                    let (mut now, mut then) = (vec![0.0; rank], vec![0.0; rank]);
+                    rows.get(other, &mut now);
+                    before.get(other, &mut then);
+                    assert_eq!(now, then, "{ty:?} rank {rank}: setting row {index} changed row {other}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_set_together_are_those_set_one_by_one() {
+    let mut random = Random::new(38);
+    for ty in TYPES {
+        for (rank, range) in [(1, 0..1), (13, 3..200), (48, 64..128), (24, 60..70), (8, 7..7)] {
+            let values = random.f32s(200 * rank);
+            let mut single = SketchRows::new(ty, rank, 200);
+            for row in range.clone() {
+                single.set(row, &values[row * rank..(row + 1) * rank]);
+            }
+            for threads in [1, 2, 7] {
+                let mut together = SketchRows::new(ty, rank, 200);
+                together.set_all(&Pool::new(threads), range.clone(), |rows, out| {
+                    out.copy_from_slice(&values[rows.start * rank..rows.end * rank]);
+                });
+                assert!(together.as_bytes() == single.as_bytes(), "{ty:?} rank {rank} {range:?} {threads} threads");
+            }
         }
     }
 }
@@ -47,18 +76,23 @@ fn rows_decode_to_what_was_encoded() {
 fn sizes_of_rows() {
     let sizes = |ty: SketchType| [1, 7, 8, 9, 48].map(|rank| ty.row_bytes(rank));
     assert_eq!(sizes(SketchType::F16), [2, 14, 16, 18, 96]);
-    assert_eq!(sizes(SketchType::I8), [3, 9, 10, 11, 50]);
-    assert_eq!(sizes(SketchType::I4), [3, 6, 6, 7, 26]);
+    assert_eq!(sizes(SketchType::I8), [6, 10, 10, 14, 50]);
+    assert_eq!(sizes(SketchType::I4), [6, 6, 6, 10, 26]);
+    for ty in TYPES {
+        for (rank, rows) in [(1, 1), (48, 64), (9, 65), (24, 0)] {
+            assert_eq!(SketchRows::new(ty, rank, rows).as_bytes().len(), ty.bytes(rank, rows), "{ty:?} {rank} {rows}");
+        }
+    }
 }
 
 #[test]
 fn extreme_rows_are_encoded_to_numbers() {
     for ty in [SketchType::I8, SketchType::I4] {
         for row in [[f32::NAN, 1.0, -1.0], [f32::INFINITY, 0.0, 0.0], [1e30, -1e30, 1.0], [1e-12, 0.0, 0.0], [0.0; 3]] {
-            let mut bytes = vec![0; ty.row_bytes(3)];
-            encode_row(ty, &row, &mut bytes);
+            let mut rows = SketchRows::new(ty, 3, 1);
+            rows.set(0, &row);
             let mut decoded = [7.5; 3];
-            decode_row(ty, &bytes, &mut decoded);
+            rows.get(0, &mut decoded);
             assert!(decoded.iter().all(|x| x.is_finite()), "{ty:?} {row:?} {decoded:?}");
         }
     }
@@ -67,7 +101,7 @@ fn extreme_rows_are_encoded_to_numbers() {
 struct Case {
     ty: SketchType,
     rank: usize,
-    rows: Vec<u8>,
+    rows: SketchRows,
     /// `[rows][rank]`, decoded.
     decoded: Vec<f32>,
     /// `[queries][rank]`
@@ -78,14 +112,16 @@ struct Case {
 
 impl Case {
     fn new(random: &mut Random, ty: SketchType, rank: usize, n_rows: usize, queries: usize) -> Case {
-        let mut rows = vec![0; n_rows * ty.row_bytes(rank)];
+        // There may be more rows than are scored, and what they hold does not count.
+        let mut rows = SketchRows::new(ty, rank, n_rows + 10);
         let mut decoded = vec![0.0; n_rows * rank];
-        for (row, decoded) in rows.chunks_mut(ty.row_bytes(rank)).zip(decoded.chunks_mut(rank)) {
+        for (row, decoded) in decoded.chunks_mut(rank).enumerate() {
             let size = 0.1 + random.unit().abs();
             let values: Vec<f32> = random.f32s(rank).iter().map(|x| x * size).collect();
-            encode_row(ty, &values, row);
-            decode_row(ty, row, decoded);
+            rows.set(row, &values);
+            rows.get(row, decoded);
         }
+        (n_rows..n_rows + 10).for_each(|row| rows.set(row, &vec![99.0; rank]));
         let factor = 4.0 / (rank as f32).sqrt();
         let q = random.f32s(queries * rank).iter().map(|x| x * factor).collect();
         Case { ty, rank, rows, decoded, q, n_rows, queries }
@@ -134,30 +170,19 @@ impl Case {
         (groups.collect(), tolerance)
     }
 
-    fn run(
-        &self,
-        isa: Isa,
-        threads: usize,
-        rows_per_group: usize,
-        softmax: bool,
-        extra: Option<&[f32]>,
-        offset: usize,
-    ) -> Vec<f32> {
+    fn run(&self, isa: Isa, threads: usize, rows_per_group: usize, softmax: bool, extra: Option<&[f32]>) -> Vec<f32> {
         let pool = Pool::new(threads);
         let mut queries = SketchQueries::new(self.queries + 1, self.rank + 5);
         // The traces of a larger set must not show.
         queries.set(isa, &vec![9.0; (self.queries + 1) * (self.rank + 5)], self.queries + 1, self.rank + 5);
         queries.set(isa, &self.q, self.queries, self.rank);
         let mut scratch = ScoreScratch::new(self.queries, self.n_rows);
-        let rows = Guarded::with(&self.rows, offset, 0xee);
-        let mut out = Guarded::new(self.n_rows / rows_per_group, offset, 7.5);
+        let mut out = Guarded::new(self.n_rows / rows_per_group, 1, 7.5);
         for _ in 0..2 {
             group_scores(
                 &pool,
                 isa,
-                self.ty,
-                self.rank,
-                rows.get(),
+                &self.rows,
                 self.n_rows,
                 rows_per_group,
                 &queries,
@@ -176,7 +201,7 @@ impl Case {
             "{:?} rank {} rows {} by {rows_per_group}, {} queries, softmax {softmax}",
             self.ty, self.rank, self.n_rows, self.queries
         );
-        assert_close(&self.run(isa, 2, rows_per_group, softmax, extra, 0), &expected, |_| tolerance, &what);
+        assert_close(&self.run(isa, 2, rows_per_group, softmax, extra), &expected, |_| tolerance, &what);
     }
 }
 
@@ -221,34 +246,23 @@ fn scores_do_not_depend_on_threads(isa: Isa) {
     for ty in TYPES {
         let case = Case::new(&mut random, ty, 24, 3000, 9);
         for softmax in [false, true] {
-            let one = case.run(isa, 1, 4, softmax, None, 0);
+            let one = case.run(isa, 1, 4, softmax, None);
             for threads in [2, 7] {
-                assert_eq!(case.run(isa, threads, 4, softmax, None, 0), one, "{threads} threads");
+                assert_eq!(case.run(isa, threads, 4, softmax, None), one, "{threads} threads");
             }
-        }
-    }
-}
-
-fn rows_at_any_address(isa: Isa) {
-    let mut random = Random::new(36);
-    for ty in TYPES {
-        let case = Case::new(&mut random, ty, 13, 130, 3);
-        let at_zero = case.run(isa, 1, 1, true, None, 0);
-        for offset in 1..9 {
-            assert_eq!(case.run(isa, 1, 1, true, None, offset), at_zero);
         }
     }
 }
 
 fn rows_that_are_not_numbers_do_not_count(isa: Isa) {
     let mut case = Case::new(&mut Random::new(37), SketchType::I4, 8, 64, 2);
-    let clean = case.run(isa, 1, 2, false, None, 0);
-    let row_bytes = SketchType::I4.row_bytes(8);
-    // The scale of row 5 becomes NaN; of rows 8 and 9, one whole group, too.
+    let clean = case.run(isa, 1, 2, false, None);
+    // The scale of row 5 becomes NaN; of rows 8 and 9, one whole group, too. Scales end the block.
     for row in [5, 8, 9] {
-        case.rows[(row + 1) * row_bytes - 2..(row + 1) * row_bytes].copy_from_slice(&0x7e00u16.to_le_bytes());
+        let at = BLOCK_ROWS * SketchType::I4.row_bytes(8) - 2 * (BLOCK_ROWS - row);
+        case.rows.as_bytes_mut()[at..at + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
     }
-    let found = case.run(isa, 1, 2, false, None, 0);
+    let found = case.run(isa, 1, 2, false, None);
     for group in 0..32 {
         match group {
             2 => assert!(found[2] <= clean[2], "the other row counts"),

@@ -102,8 +102,10 @@ pub struct TierSizes {
     pub staging_slots: usize,
     /// Sketch rows per layer.
     pub sketch_rows: usize,
-    /// Bytes of a sketch row.
-    pub row_bytes: usize,
+    /// Sketch rows per group.
+    pub group_rows: usize,
+    /// Bytes of a layer's sketch.
+    pub sketch_bytes: usize,
     /// Queries that score a row.
     pub score_queries: usize,
 }
@@ -124,6 +126,7 @@ impl TierSizes {
             Selection::None => (0, 0),
         };
         let sketched = config.selection == Selection::Sketch && middle > 0;
+        let sketch_rows = if sketched { groups * config.group / config.sketch_pool } else { 0 };
         TierSizes {
             layout,
             groups,
@@ -137,8 +140,9 @@ impl TierSizes {
             } else {
                 predicted_slots(selected, config.merge_gap).min(middle) + refine
             },
-            sketch_rows: if sketched { groups * config.group / config.sketch_pool } else { 0 },
-            row_bytes: if sketched { config.sketch.kernel().row_bytes(config.rank) } else { 0 },
+            sketch_rows,
+            group_rows: config.group / config.sketch_pool,
+            sketch_bytes: config.sketch.kernel().bytes(config.rank, sketch_rows),
             score_queries: match config.aggregate {
                 _ if !sketched => 0,
                 Aggregate::Sum => 1,
@@ -206,7 +210,7 @@ pub fn plan_tiers(shape: &ModelShape, config: &CacheConfig, sizes: &TierSizes, p
         item("window", per_layer(sizes.window_slots)),
         item("reuse", per_layer(sizes.reuse_slots)),
         item("staging", 2 * sizes.staging_slots as u64 * stride),
-        item("sketch", layers * (sizes.sketch_rows * sizes.row_bytes) as u64),
+        item("sketch", layers * sizes.sketch_bytes as u64),
         item("adapters", adapters),
         item("scores", scores),
         item("tables", tables + lists),

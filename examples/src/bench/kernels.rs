@@ -7,7 +7,7 @@ use crate::output::{write_json, write_text};
 use crate::program::{Failure, Outcome};
 use clap::Args;
 use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
-use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchType, encode_row, group_scores};
+use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchRows, SketchType, group_scores};
 use forebay_kernels::{Activations, GemvJob, Isa, Pool, Precision, Weight, WeightType, gemv};
 use half::f16;
 use serde::Serialize;
@@ -125,27 +125,25 @@ impl Bench {
     fn sketch(&self, ty: SketchType, rank: usize, queries: usize, softmax: bool) -> Outcome<KernelRow> {
         const TOKENS: usize = 32_768;
         const GROUP: usize = 4;
-        let row_bytes = ty.row_bytes(rank);
-        let layers = (OPERAND_BYTES / (TOKENS * row_bytes)).max(1);
-        let mut rows = vec![0; layers * TOKENS * row_bytes];
+        let layer_bytes = ty.bytes(rank, TOKENS);
         let values: Vec<f32> = (0..rank).map(|i| (i % 9) as f32 / 8.0 - 0.5).collect();
-        for row in rows.chunks_exact_mut(row_bytes) {
-            encode_row(ty, &values, row);
-        }
+        let mut layer = SketchRows::new(ty, rank, TOKENS);
+        layer.set_all(&self.pool, 0..TOKENS, |_, out| {
+            out.chunks_exact_mut(rank).for_each(|row| row.copy_from_slice(&values));
+        });
+        let layers = vec![layer; (OPERAND_BYTES / layer_bytes).max(1)];
         let q: Vec<f32> = (0..queries * rank).map(|i| (i % 11) as f32 / 64.0).collect();
         let mut prepared = SketchQueries::new(queries, rank);
         prepared.set(self.isa, &q, queries, rank);
         let mut scratch = ScoreScratch::new(queries, TOKENS);
         let mut out = vec![0.0; TOKENS / GROUP];
         let how = if softmax { "softmax" } else { "sum" };
-        let shape = format!("{TOKENS} rows of rank {rank}, {queries} queries, {layers} layers");
-        self.row(format!("sketch {} {how}", sketch_name(ty)), shape, rows.len(), || {
-            for layer in rows.chunks_exact(TOKENS * row_bytes) {
+        let shape = format!("{TOKENS} rows of rank {rank}, {queries} queries, {} layers", layers.len());
+        self.row(format!("sketch {} {how}", sketch_name(ty)), shape, layers.len() * layer_bytes, || {
+            for layer in &layers {
                 group_scores(
                     &self.pool,
                     self.isa,
-                    ty,
-                    rank,
                     layer,
                     TOKENS,
                     GROUP,

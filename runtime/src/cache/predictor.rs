@@ -5,7 +5,7 @@ use super::adapter::Adapter;
 use crate::config::{Aggregate, CacheConfig};
 use crate::plan::{ModelShape, TierSizes};
 use forebay_kernels::dense::project;
-use forebay_kernels::sketch::{ScoreScratch, SketchQueries, group_scores};
+use forebay_kernels::sketch::{ScoreScratch, SketchQueries, SketchRows, group_scores};
 
 /// Buffers that score one layer at a time.
 pub struct Predictor {
@@ -45,7 +45,7 @@ impl Predictor {
         &mut self,
         compute: &Compute<'_>,
         adapter: &Adapter,
-        rows: &[u8],
+        rows: &SketchRows,
         groups: usize,
         q: &[f32],
     ) -> &mut [f32] {
@@ -95,8 +95,6 @@ impl Predictor {
         group_scores(
             compute.pool,
             compute.isa,
-            self.config.sketch.kernel(),
-            rank,
             rows,
             groups * rows_per_group,
             rows_per_group,

@@ -11,7 +11,6 @@ use crate::store::{Arena, ArenaOptions, Store, Ticket};
 use forebay_kernels::covariance::covariance_add;
 use forebay_kernels::dense::project;
 use forebay_kernels::prefill_attention::PrefillAttention;
-use forebay_kernels::sketch::encode_row;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -322,36 +321,29 @@ impl TieredCache {
 
     /// Sketch rows of consecutive groups of a layer, in parallel; nothing where the layer has no projections yet.
     fn encode_groups(&mut self, compute: &Compute<'_>, layer: usize, first_group: usize, records: &[u8]) {
-        let stride = self.sizes.layout.stride;
-        let groups = records.len() / stride;
-        let range = self.sketch_range(layer, first_group..first_group + groups);
         let Some(adapter) = &self.adapters[layer] else { return };
-        let rows = self.sizes.layout.group / self.config.sketch_pool;
-        let (layout, pool, precision) = (self.sizes.layout, self.config.sketch_pool, self.config.sketch.kernel());
-        let row_bytes = self.sizes.row_bytes;
-        let groups_per_task = 64usize.div_ceil(layout.group);
-        compute.pool.for_each_chunk(&mut self.sketch[range], groups_per_task * rows * row_bytes, |_, task, out| {
+        let (layout, pool) = (self.sizes.layout, self.config.sketch_pool);
+        let first = first_group * self.sizes.group_rows;
+        let range = first..first + records.len() / layout.stride * self.sizes.group_rows;
+        self.sketch[layer].set_all(compute.pool, range, |rows, out| {
             let mut key = vec![0.0f32; layout.key_dim()];
-            let mut row = vec![0.0f32; adapter.key_side.len() / layout.key_dim()];
-            for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
-                let group = task * groups_per_task + i / rows;
-                let record = &records[group * stride..(group + 1) * stride];
-                pooled_key(&layout, record, i % rows * pool, pool, &adapter.mean, &mut key);
-                project(compute.isa, &adapter.key_side, &key, key.len(), &mut row);
-                encode_row(precision, &row, out);
+            for (row, out) in rows.zip(out.chunks_exact_mut(self.config.rank)) {
+                let (group, row) = ((row - first) / self.sizes.group_rows, row % self.sizes.group_rows);
+                let record = &records[group * layout.stride..(group + 1) * layout.stride];
+                pooled_key(&layout, record, row * pool, pool, &adapter.mean, &mut key);
+                project(compute.isa, &adapter.key_side, &key, key.len(), out);
             }
         });
     }
 
     /// Sketch rows of one group that was completed by a step. The two small buffers live in the cache: a step allocates nothing.
     pub(super) fn encode_rows(&mut self, compute: &Compute<'_>, layer: usize, group: usize, record: &[u8]) {
-        let range = self.sketch_range(layer, group..group + 1);
         let Some(adapter) = &self.adapters[layer] else { return };
-        let (layout, pool) = (self.sizes.layout, self.config.sketch_pool);
-        for (i, out) in self.sketch[range].chunks_exact_mut(self.sizes.row_bytes).enumerate() {
-            pooled_key(&layout, record, i * pool, pool, &adapter.mean, &mut self.key_row);
+        let (layout, pool, rows) = (self.sizes.layout, self.config.sketch_pool, self.sizes.group_rows);
+        for row in 0..rows {
+            pooled_key(&layout, record, row * pool, pool, &adapter.mean, &mut self.key_row);
             project(compute.isa, &adapter.key_side, &self.key_row, layout.key_dim(), &mut self.sketch_row);
-            encode_row(self.config.sketch.kernel(), &self.sketch_row, out);
+            self.sketch[layer].set(group * rows + row, &self.sketch_row);
         }
     }
 

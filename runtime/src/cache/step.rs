@@ -79,11 +79,10 @@ impl TieredCache {
             self.fit_from_store(compute, layer)?;
         }
         let complete = self.group_now();
-        let rows = self.sketch_range(layer, 0..complete);
         let (Some(adapter), Some(predictor)) = (&self.adapters[layer], &mut self.predictor) else {
             return Err(Error::internal("scoring without a sketch"));
         };
-        let scores = predictor.score(compute, adapter, &self.sketch[rows], complete, q);
+        let scores = predictor.score(compute, adapter, &self.sketch[layer], complete, q);
         top_groups(&scores[candidates.clone()], count, &mut self.order, out);
         out.iter_mut().for_each(|g| *g += candidates.start as u32);
         Ok(())
@@ -226,11 +225,10 @@ impl TieredCache {
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let complete = self.group_now();
-        let rows = self.sketch_range(layer, 0..complete);
         let (Some(adapter), Some(predictor)) = (&self.adapters[layer], &mut self.predictor) else {
             return Ok(());
         };
-        let scores = predictor.score(compute, adapter, &self.sketch[rows], complete, q);
+        let scores = predictor.score(compute, adapter, &self.sketch[layer], complete, q);
         for &group in &self.fetches[layer % 2].selected {
             scores[group as usize] = f32::NEG_INFINITY;
         }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::plan::{ModelShape, TierSizes};
 use crate::store::{Arena, ReadPlan, Store, Ticket};
 use forebay_kernels::select::top_groups_scratch;
+use forebay_kernels::sketch::SketchRows;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,8 +55,8 @@ pub struct TieredCache {
     pub(super) resident: Arc<Arena>,
     /// Two halves of `staging_slots` records.
     pub(super) staging: Arc<Arena>,
-    /// `[layers][sketch_rows][row_bytes]`.
-    pub(super) sketch: Vec<u8>,
+    /// One per layer; empty ones where nothing is scored.
+    pub(super) sketch: Vec<SketchRows>,
     pub(super) adapters: Vec<Option<Adapter>>,
     pub(super) slots: Vec<SlotTable>,
     pub(super) store: Option<Store>,
@@ -109,7 +110,9 @@ impl TieredCache {
             refine_plan: ReadPlan::with_capacity(sizes.refine),
         };
         Ok(TieredCache {
-            sketch: vec![0; shape.layers * sizes.sketch_rows * sizes.row_bytes],
+            sketch: (0..shape.layers)
+                .map(|_| SketchRows::new(config.sketch.kernel(), config.rank, sizes.sketch_rows))
+                .collect(),
             adapters: (0..shape.layers).map(|_| None).collect(),
             slots: (0..if sizes.selected > 0 { shape.layers } else { 0 })
                 .map(|_| SlotTable::new(sizes.reuse_slots, sizes.groups, config.replacement))
@@ -260,12 +263,6 @@ impl TieredCache {
         let range = self.sink_range(layer, group);
         // SAFETY: `&mut self` excludes other slices, and no I/O touches sink records.
         unsafe { self.resident.slice_mut(range) }.copy_from_slice(record);
-    }
-
-    pub(super) fn sketch_range(&self, layer: usize, groups: Range<usize>) -> Range<usize> {
-        let rows = self.sizes.layout.group / self.config.sketch_pool;
-        let base = layer * self.sizes.sketch_rows;
-        (base + groups.start * rows) * self.sizes.row_bytes..(base + groups.end * rows) * self.sizes.row_bytes
     }
 
     /// Groups before `now` that are still resident: sinks and window.

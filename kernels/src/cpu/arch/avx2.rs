@@ -59,20 +59,6 @@ impl Simd for Avx2 {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
         }
         load_i(p: *const u32) -> __m256i { _mm256_loadu_si256(p.cast()) }
-        // Register `i` takes rows `i` and `i + 4`; transposed within its halves, it holds one word of all eight rows in order.
-        transpose4(rows: *const u8, stride: usize, out: *mut u32, out_stride: usize) -> () {{
-            let mut v = [_mm256_setzero_si256(); 4];
-            for i in 0..4 {
-                let first = _mm256_castsi128_si256(_mm_loadu_si128(rows.add(i * stride).cast()));
-                v[i] = _mm256_inserti128_si256::<1>(first, _mm_loadu_si128(rows.add((i + 4) * stride).cast()));
-            }
-            let (a, b) = (_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpacklo_epi32(v[2], v[3]));
-            let (c, d) = (_mm256_unpackhi_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[2], v[3]));
-            _mm256_storeu_si256(out.cast(), _mm256_unpacklo_epi64(a, b));
-            _mm256_storeu_si256(out.add(out_stride).cast(), _mm256_unpackhi_epi64(a, b));
-            _mm256_storeu_si256(out.add(2 * out_stride).cast(), _mm256_unpacklo_epi64(c, d));
-            _mm256_storeu_si256(out.add(3 * out_stride).cast(), _mm256_unpackhi_epi64(c, d))
-        }}
         reduce_add4(v: [__m256; 4], p: *mut f32) -> () {{
             let sums = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
             _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums)))

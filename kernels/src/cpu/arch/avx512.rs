@@ -75,22 +75,6 @@ impl Simd for Avx512 {
             _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
         }
         load_i(p: *const u32) -> __m512i { _mm512_loadu_si512(p.cast()) }
-        // Register `i` takes rows `i`, `i + 4`, `i + 8`, `i + 12`; transposed within its quarters, it holds one word of all rows in order.
-        transpose4(rows: *const u8, stride: usize, out: *mut u32, out_stride: usize) -> () {{
-            let mut v = [_mm512_setzero_si512(); 4];
-            for i in 0..4 {
-                let first = _mm512_castsi128_si512(_mm_loadu_si128(rows.add(i * stride).cast()));
-                let two = _mm512_inserti32x4::<1>(first, _mm_loadu_si128(rows.add((i + 4) * stride).cast()));
-                let three = _mm512_inserti32x4::<2>(two, _mm_loadu_si128(rows.add((i + 8) * stride).cast()));
-                v[i] = _mm512_inserti32x4::<3>(three, _mm_loadu_si128(rows.add((i + 12) * stride).cast()));
-            }
-            let (a, b) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpacklo_epi32(v[2], v[3]));
-            let (c, d) = (_mm512_unpackhi_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[2], v[3]));
-            _mm512_storeu_si512(out.cast(), _mm512_unpacklo_epi64(a, b));
-            _mm512_storeu_si512(out.add(out_stride).cast(), _mm512_unpackhi_epi64(a, b));
-            _mm512_storeu_si512(out.add(2 * out_stride).cast(), _mm512_unpacklo_epi64(c, d));
-            _mm512_storeu_si512(out.add(3 * out_stride).cast(), _mm512_unpackhi_epi64(c, d))
-        }}
         reduce_add4(v: [__m512; 4], p: *mut f32) -> () {{
             let [a, b, c, d] = v;
             // Quarters of 128 bits: first two sums per vector, then four, then within each quarter.

@@ -87,12 +87,6 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `LANES` values are readable at `p`; no alignment is needed.
     unsafe fn load_i(self, p: *const u32) -> Self::I;
-    /// Transposes the first four words of `LANES` rows: `out[w * out_stride + row]` becomes word `w` (little endian) of `row`.
-    ///
-    /// # Safety
-    /// 16 bytes are readable at `rows + row * stride` for each row, `LANES` words writable at `out + w * out_stride` for each word; no alignment is
-    /// needed.
-    unsafe fn transpose4(self, rows: *const u8, stride: usize, out: *mut u32, out_stride: usize);
     fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Logical shift right of each 32-bit lane by 4.

@@ -89,17 +89,6 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
         load_f16(p: *const f16) -> float32x4_t { widen(vreinterpret_u16_u8(vld1_u8(p.cast()))) }
         store_f16(p: *mut f16, v: float32x4_t) -> () { vst1_u8(p.cast(), vreinterpret_u8_u16(narrow(v))) }
         load_i(p: *const u32) -> uint32x4_t { vreinterpretq_u32_u8(vld1q_u8(p.cast())) }
-        transpose4(rows: *const u8, stride: usize, out: *mut u32, out_stride: usize) -> () {{
-            let mut v = [vdupq_n_u32(0); 4];
-            for i in 0..4 {
-                v[i] = vreinterpretq_u32_u8(vld1q_u8(rows.add(i * stride)));
-            }
-            let (a, b) = (vzip1q_u32(v[0], v[2]), vzip1q_u32(v[1], v[3]));
-            let (c, d) = (vzip2q_u32(v[0], v[2]), vzip2q_u32(v[1], v[3]));
-            for (i, v) in [vzip1q_u32(a, b), vzip2q_u32(a, b), vzip1q_u32(c, d), vzip2q_u32(c, d)].into_iter().enumerate() {
-                vst1q_u8(out.add(i * out_stride).cast(), vreinterpretq_u8_u32(v));
-            }
-        }}
         reduce_add4(v: [float32x4_t; 4], p: *mut f32) -> () {{
             let sums = vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]));
             vst1q_u8(p.cast(), vreinterpretq_u8_f32(sums))

@@ -110,15 +110,6 @@ impl Simd for Scalar {
         unsafe { p.read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn transpose4(self, rows: *const u8, _stride: usize, out: *mut u32, out_stride: usize) {
-        // SAFETY: the caller's promise; there is one row.
-        let words = unsafe { rows.cast::<[u32; 4]>().read_unaligned() };
-        for (i, word) in words.into_iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { out.add(i * out_stride).write_unaligned(u32::from_le(word)) };
-        }
-    }
-    #[inline(always)]
     fn and_i(self, a: u32, b: u32) -> u32 {
         a & b
     }

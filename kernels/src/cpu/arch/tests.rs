@@ -61,39 +61,6 @@ impl Kernel for Reductions<'_> {
     }
 }
 
-struct Transpose<'a> {
-    bytes: &'a [u8],
-    stride: usize,
-}
-
-impl Kernel for Transpose<'_> {
-    /// Lanes, and words `[4][LANES_MAX]`.
-    type Output = (usize, [u32; 4 * LANES_MAX]);
-    fn run<S: Simd>(self, s: S) -> Self::Output {
-        let mut out = [7; 4 * LANES_MAX];
-        assert!((S::LANES - 1) * self.stride + 16 <= self.bytes.len());
-        // SAFETY: the rows are inside by the assertion, and four rows of LANES_MAX are writable.
-        unsafe { s.transpose4(self.bytes.as_ptr(), self.stride, out.as_mut_ptr(), LANES_MAX) };
-        (S::LANES, out)
-    }
-}
-
-#[test]
-fn words_are_transposed() {
-    let bytes: Vec<u8> = (0..1024u32).map(|i| (i * 7 + i / 256) as u8).collect();
-    for isa in Isa::available() {
-        for stride in [16, 17, 34, 50] {
-            let (lanes, words) = dispatch(isa, Transpose { bytes: &bytes, stride });
-            for (at, &word) in words.iter().enumerate() {
-                let (w, row) = (at / LANES_MAX, at % LANES_MAX);
-                let expected =
-                    if row < lanes { std::array::from_fn(|i| bytes[row * stride + 4 * w + i]) } else { [7, 0, 0, 0] };
-                assert_eq!(word.to_le_bytes(), expected, "{isa:?} stride {stride} word {w} row {row}");
-            }
-        }
-    }
-}
-
 struct Integers<'a> {
     rows: &'a [u32],
     q: u32,

@@ -1,29 +1,32 @@
 //! Scores of groups by their sketch rows.
 //!
-//! Token scores of [`TILE_ROWS`] rows are computed together, for all queries. With the softmax a tile keeps its weights relative to its own maximum,
+//! Token scores of a span of rows are computed together, for all queries. With the softmax a span keeps its weights relative to its own maximum,
 //! in f16; once all maxima and sums are known, a second pass adds them up over queries and takes the maximum of each group.
+
+use std::ops::Range;
 
 use half::f16;
 
-use super::tile::{QUERY_TILE, Rows, TILE_ROWS, Tile};
-use super::{SketchQueries, SketchType};
+use super::SketchQueries;
+use super::block::{Block, QUERY_TILE, SPAN_ROWS, Scores};
+use super::rows::{BLOCK_ROWS, SketchRows};
 use crate::cpu::arch::{Kernel, LANES_MAX, Simd, dispatch};
 use crate::cpu::parts::Parts;
 use crate::cpu::pool::Pool;
 use crate::isa::Isa;
 
-/// Tiles per task.
-const TASK_TILES: usize = 16;
+/// Spans per task.
+const TASK_SPANS: usize = 4;
 
 /// Weights and sums between the two passes of [`group_scores`].
 pub struct ScoreScratch {
     max_queries: usize,
     max_rows: usize,
-    /// Weights relative to the largest of the tile, `[tiles][queries][TILE_ROWS]`.
+    /// Weights relative to the largest of the span, `[spans][queries][SPAN_ROWS]`.
     weights: Vec<f16>,
-    /// Largest score of the tile in units of log 2, then what its weights are to be multiplied with, `[tiles][padded queries]`.
+    /// Largest score of the span in units of log 2, then what its weights are to be multiplied with, `[spans][padded queries]`.
     factors: Vec<f32>,
-    /// Sums of the tile's weights, `[tiles][padded queries]`.
+    /// Sums of the span's weights, `[spans][padded queries]`.
     sums: Vec<f32>,
 }
 
@@ -35,13 +38,13 @@ const fn padded(queries: usize) -> usize {
 impl ScoreScratch {
     /// For [`group_scores`] with up to `max_queries` queries and `max_rows` rows.
     pub fn new(max_queries: usize, max_rows: usize) -> ScoreScratch {
-        let tiles = max_rows.div_ceil(TILE_ROWS);
+        let spans = max_rows.div_ceil(SPAN_ROWS);
         ScoreScratch {
             max_queries,
             max_rows,
-            weights: vec![f16::ZERO; tiles * max_queries * TILE_ROWS],
-            factors: vec![0.0; tiles * padded(max_queries)],
-            sums: vec![0.0; tiles * padded(max_queries)],
+            weights: vec![f16::ZERO; spans * max_queries * SPAN_ROWS],
+            factors: vec![0.0; spans * padded(max_queries)],
+            sums: vec![0.0; spans * padded(max_queries)],
         }
     }
 
@@ -52,8 +55,8 @@ impl ScoreScratch {
 
     /// Bytes that one for up to `max_queries` queries and `max_rows` rows holds.
     pub fn bytes_for(max_queries: usize, max_rows: usize) -> usize {
-        let tiles = max_rows.div_ceil(TILE_ROWS);
-        tiles * (max_queries * TILE_ROWS * size_of::<f16>() + 2 * padded(max_queries) * size_of::<f32>())
+        let spans = max_rows.div_ceil(SPAN_ROWS);
+        spans * (max_queries * SPAN_ROWS * size_of::<f16>() + 2 * padded(max_queries) * size_of::<f32>())
     }
 }
 
@@ -63,17 +66,15 @@ impl ScoreScratch {
 /// sum of these over the queries; with `softmax`, the sum of each query's softmax over all `n_rows` rows. `extra`, `[queries][2]`, adds to each
 /// query's softmax tokens that have no row: the largest of their scores, and the sum of `e^(score - largest)`.
 ///
-/// `rows`: `n_rows` rows of [`SketchType::row_bytes`], `out`: `[n_rows / rows_per_group]`. The result does not depend on the number of threads. NaN
+/// The first `n_rows` of `rows` are scored; `out`: `[n_rows / rows_per_group]`. The result does not depend on the number of threads. NaN
 /// token scores do not count; a group of nothing else scores minus infinity. Nothing is allocated.
 ///
 /// # Panics
-/// If the lengths do not fit together, groups are not whole, or the scratch memory is too small.
+/// If the lengths or ranks do not fit together, groups are not whole, or the scratch memory is too small.
 pub fn group_scores(
     pool: &Pool,
     isa: Isa,
-    ty: SketchType,
-    rank: usize,
-    rows: &[u8],
+    rows: &SketchRows,
     n_rows: usize,
     rows_per_group: usize,
     queries: &SketchQueries,
@@ -82,15 +83,14 @@ pub fn group_scores(
     scratch: &mut ScoreScratch,
     out: &mut [f32],
 ) {
-    assert_eq!(rank, queries.rank, "rows and queries have one rank");
-    assert_eq!(rows.len(), n_rows * ty.row_bytes(rank), "{n_rows} rows");
+    assert_eq!(rows.rank(), queries.rank, "rows and queries have one rank");
+    assert!(n_rows <= rows.rows(), "{n_rows} rows of {}", rows.rows());
     assert!(rows_per_group > 0 && n_rows == out.len() * rows_per_group, "whole groups, one score each");
     let count = queries.count;
     if let Some(extra) = extra {
         assert_eq!(extra.len(), 2 * count, "two numbers per query");
     }
-    let view = Rows { ty, rank, bytes: rows, queries };
-    let groups_per_task = (TASK_TILES * TILE_ROWS).div_ceil(rows_per_group);
+    let groups_per_task = (TASK_SPANS * SPAN_ROWS).div_ceil(rows_per_group);
     let tasks = out.len().div_ceil(groups_per_task);
     let groups = out.len();
     let out = Parts::new(out);
@@ -100,7 +100,7 @@ pub fn group_scores(
             let first_row = range.start * rows_per_group;
             // SAFETY: tasks have different ranges.
             let out = unsafe { out.get(range) };
-            dispatch(isa, SumScores { rows: view, first_row, rows_per_group, out });
+            dispatch(isa, SumScores { rows, queries, first_row, rows_per_group, out });
         });
         return;
     }
@@ -109,30 +109,27 @@ pub fn group_scores(
         count <= scratch.max_queries && n_rows <= scratch.max_rows,
         "{count} queries, {n_rows} rows exceed the scratch"
     );
-    let tiles = n_rows.div_ceil(TILE_ROWS);
+    let spans = n_rows.div_ceil(SPAN_ROWS);
     let stride = padded(count);
     {
         let weights = Parts::new(&mut scratch.weights);
         let factors = Parts::new(&mut scratch.factors);
         let sums = Parts::new(&mut scratch.sums);
-        pool.for_each(tiles.div_ceil(TASK_TILES), |_, task| {
-            let range = task * TASK_TILES..tiles.min((task + 1) * TASK_TILES);
-            // SAFETY: tasks have different tiles.
+        pool.for_each(spans.div_ceil(TASK_SPANS), |_, task| {
+            let range = task * TASK_SPANS..spans.min((task + 1) * TASK_SPANS);
+            // SAFETY: tasks have different spans.
             let (weights, largest, sums) = unsafe {
                 (
-                    weights.get(range.start * count * TILE_ROWS..range.end * count * TILE_ROWS),
+                    weights.get(range.start * count * SPAN_ROWS..range.end * count * SPAN_ROWS),
                     factors.get(range.start * stride..range.end * stride),
                     sums.get(range.start * stride..range.end * stride),
                 )
             };
-            dispatch(
-                isa,
-                TileWeights { rows: view, first_row: range.start * TILE_ROWS, n_rows, weights, largest, sums },
-            );
+            dispatch(isa, SpanWeights { rows, queries, spans: range, n_rows, weights, largest, sums });
         });
     }
-    let factors = &mut scratch.factors[..tiles * stride];
-    dispatch(isa, JoinTiles { factors, sums: &scratch.sums[..tiles * stride], stride, count, extra });
+    let factors = &mut scratch.factors[..spans * stride];
+    dispatch(isa, JoinSpans { factors, sums: &scratch.sums[..spans * stride], stride, count, extra });
     let (weights, factors) = (&scratch.weights[..], &scratch.factors[..]);
     pool.for_each(tasks, |_, task| {
         let range = task * groups_per_task..groups.min((task + 1) * groups_per_task);
@@ -160,24 +157,50 @@ impl<'a> GroupMaximum<'a> {
 
     /// Takes the next tokens' scores.
     #[inline(always)]
-    fn take(&mut self, scores: &[f32]) {
-        for &score in scores {
-            let best = &mut self.out[self.group];
-            if score > *best {
-                *best = score;
+    fn take(&mut self, mut scores: &[f32]) {
+        if self.left == self.rows_per_group && scores.len().is_multiple_of(self.rows_per_group) {
+            // Groups of the usual sizes without a count to check for each.
+            match self.rows_per_group {
+                1 => return self.take_groups::<1>(scores),
+                2 => return self.take_groups::<2>(scores),
+                4 => return self.take_groups::<4>(scores),
+                8 => return self.take_groups::<8>(scores),
+                16 => return self.take_groups::<16>(scores),
+                _ => {}
             }
-            self.left -= 1;
+        }
+        while !scores.is_empty() {
+            let (now, later) = scores.split_at(self.left.min(scores.len()));
+            self.out[self.group] = largest(self.out[self.group], now);
+            self.left -= now.len();
             if self.left == 0 {
                 self.group += 1;
                 self.left = self.rows_per_group;
             }
+            scores = later;
         }
     }
+
+    #[inline(always)]
+    fn take_groups<const ROWS: usize>(&mut self, scores: &[f32]) {
+        let groups = scores.as_chunks::<ROWS>().0;
+        for (best, scores) in self.out[self.group..][..groups.len()].iter_mut().zip(groups) {
+            *best = largest(f32::NEG_INFINITY, scores);
+        }
+        self.group += groups.len();
+    }
+}
+
+/// The largest of `best` and `scores`, NaN left out.
+#[inline(always)]
+fn largest(best: f32, scores: &[f32]) -> f32 {
+    scores.iter().fold(best, |best, &score| if score > best { score } else { best })
 }
 
 /// Group scores of one task without softmax.
 struct SumScores<'a> {
-    rows: Rows<'a>,
+    rows: &'a SketchRows,
+    queries: &'a SketchQueries,
     first_row: usize,
     rows_per_group: usize,
     out: &'a mut [f32],
@@ -187,82 +210,96 @@ impl Kernel for SumScores<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n_rows = self.out.len() * self.rows_per_group;
+        let end = self.first_row + self.out.len() * self.rows_per_group;
+        let count = self.queries.count;
         let mut groups = GroupMaximum::new(self.out, self.rows_per_group);
-        let mut tile = Tile::new();
-        tile.clear(&self.rows);
-        for first in (0..n_rows).step_by(TILE_ROWS) {
-            let count = TILE_ROWS.min(n_rows - first);
-            tile.fill(s, &self.rows, self.first_row + first, count);
-            let mut tokens = [0.0; TILE_ROWS];
-            for query in (0..self.rows.queries.count).step_by(QUERY_TILE) {
-                let queries = QUERY_TILE.min(self.rows.queries.count - query);
-                tile.score(s, &self.rows, query, queries, 1.0);
-                for scores in tile.scores.chunks_exact(TILE_ROWS).take(queries) {
+        let mut scores = [0.0; QUERY_TILE * SPAN_ROWS];
+        for span in self.first_row / SPAN_ROWS..end.div_ceil(SPAN_ROWS) {
+            let rows = self.first_row.max(span * SPAN_ROWS)..end.min((span + 1) * SPAN_ROWS);
+            let mut tokens = [0.0; SPAN_ROWS];
+            for query in (0..count).step_by(QUERY_TILE) {
+                let queries = QUERY_TILE.min(count - query);
+                score_blocks(s, self.rows, self.queries, rows.clone(), query, queries, 1.0, &mut scores);
+                for scores in scores.chunks_exact(SPAN_ROWS).take(queries) {
                     for (token, score) in tokens.iter_mut().zip(scores) {
                         *token += score;
                     }
                 }
             }
-            groups.take(&tokens[..count]);
+            groups.take(&tokens[rows.start - span * SPAN_ROWS..rows.end - span * SPAN_ROWS]);
         }
     }
 }
 
-/// First pass with softmax over one task's tiles.
-struct TileWeights<'a> {
-    rows: Rows<'a>,
-    first_row: usize,
+/// Scores of `count` queries from `first` on, of the blocks that hold `range`, which is within one span.
+#[inline(always)]
+fn score_blocks<S: Simd>(
+    s: S,
+    rows: &SketchRows,
+    queries: &SketchQueries,
+    range: Range<usize>,
+    first: usize,
+    count: usize,
+    factor: f32,
+    scores: &mut Scores,
+) {
+    for block in range.start / BLOCK_ROWS..range.end.div_ceil(BLOCK_ROWS) {
+        Block::new(rows, queries, block).score(s, first, count, factor, scores);
+    }
+}
+
+/// First pass with softmax over one task's spans.
+struct SpanWeights<'a> {
+    rows: &'a SketchRows,
+    queries: &'a SketchQueries,
+    spans: Range<usize>,
     n_rows: usize,
-    /// `[tiles][queries][TILE_ROWS]`
+    /// `[spans][queries][SPAN_ROWS]`
     weights: &'a mut [f16],
-    /// `[tiles][padded queries]`
+    /// `[spans][padded queries]`
     largest: &'a mut [f32],
-    /// `[tiles][padded queries]`
+    /// `[spans][padded queries]`
     sums: &'a mut [f32],
 }
 
-impl Kernel for TileWeights<'_> {
+impl Kernel for SpanWeights<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let count = self.rows.queries.count;
+        let count = self.queries.count;
         let stride = padded(count);
-        let mut tile = Tile::new();
-        tile.clear(&self.rows);
-        for (index, first) in
-            (self.first_row..self.n_rows).step_by(TILE_ROWS).take(self.largest.len() / stride.max(1)).enumerate()
-        {
-            let rows = TILE_ROWS.min(self.n_rows - first);
-            tile.fill(s, &self.rows, first, rows);
+        let mut scores = [0.0; QUERY_TILE * SPAN_ROWS];
+        for (at, span) in self.spans.enumerate() {
+            let rows = span * SPAN_ROWS..self.n_rows.min((span + 1) * SPAN_ROWS);
             for query in (0..count).step_by(QUERY_TILE) {
                 let queries = QUERY_TILE.min(count - query);
-                tile.score(s, &self.rows, query, queries, std::f32::consts::LOG2_E);
-                for (i, scores) in tile.scores.chunks_exact_mut(TILE_ROWS).take(queries).enumerate() {
-                    scores[rows..].fill(f32::NEG_INFINITY);
-                    let weights = &mut self.weights[(index * count + query + i) * TILE_ROWS..][..TILE_ROWS];
-                    let (largest, sum) = tile_softmax(s, scores, weights);
-                    self.largest[index * stride + query + i] = largest;
-                    self.sums[index * stride + query + i] = sum;
+                let factor = std::f32::consts::LOG2_E;
+                score_blocks(s, self.rows, self.queries, rows.clone(), query, queries, factor, &mut scores);
+                for (i, scores) in scores.chunks_exact_mut(SPAN_ROWS).take(queries).enumerate() {
+                    scores[rows.len()..].fill(f32::NEG_INFINITY);
+                    let weights = &mut self.weights[(at * count + query + i) * SPAN_ROWS..][..SPAN_ROWS];
+                    let (largest, sum) = span_softmax(s, scores, weights);
+                    self.largest[at * stride + query + i] = largest;
+                    self.sums[at * stride + query + i] = sum;
                 }
             }
         }
     }
 }
 
-/// Weights of a tile's scores, `[TILE_ROWS]`, relative to the largest, which is returned with the sum of the weights.
+/// Weights of a span's scores, `[SPAN_ROWS]`, relative to the largest, which is returned with the sum of the weights.
 #[inline(always)]
-fn tile_softmax<S: Simd>(s: S, scores: &[f32], weights: &mut [f16]) -> (f32, f32) {
-    debug_assert!(scores.len() == TILE_ROWS && weights.len() == TILE_ROWS);
+fn span_softmax<S: Simd>(s: S, scores: &[f32], weights: &mut [f16]) -> (f32, f32) {
+    debug_assert!(scores.len() == SPAN_ROWS && weights.len() == SPAN_ROWS);
     let mut max = s.splat(f32::NEG_INFINITY);
-    for i in (0..TILE_ROWS).step_by(S::LANES) {
-        // SAFETY: TILE_ROWS is a multiple of LANES and the length of both slices.
+    for i in (0..SPAN_ROWS).step_by(S::LANES) {
+        // SAFETY: SPAN_ROWS is a multiple of LANES and the length of both slices.
         max = s.max(unsafe { s.load(scores.as_ptr().add(i)) }, max);
     }
     let largest = s.reduce_max(max);
     let max = s.splat(largest);
     let mut sum = s.splat(0.0);
-    for i in (0..TILE_ROWS).step_by(S::LANES) {
+    for i in (0..SPAN_ROWS).step_by(S::LANES) {
         // SAFETY: as above.
         unsafe {
             let weight = s.exp2_coarse(s.sub(s.load(scores.as_ptr().add(i)), max));
@@ -273,11 +310,11 @@ fn tile_softmax<S: Simd>(s: S, scores: &[f32], weights: &mut [f16]) -> (f32, f32
     (largest, s.reduce_add(sum))
 }
 
-/// Between the passes: turns each tile's largest score into what its weights have to be multiplied with.
-struct JoinTiles<'a> {
-    /// `[tiles][stride]`
+/// Between the passes: turns each span's largest score into what its weights have to be multiplied with.
+struct JoinSpans<'a> {
+    /// `[spans][stride]`
     factors: &'a mut [f32],
-    /// `[tiles][stride]`
+    /// `[spans][stride]`
     sums: &'a [f32],
     stride: usize,
     count: usize,
@@ -285,7 +322,7 @@ struct JoinTiles<'a> {
     extra: Option<&'a [f32]>,
 }
 
-impl Kernel for JoinTiles<'_> {
+impl Kernel for JoinSpans<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -342,22 +379,22 @@ impl Kernel for SumWeights<'_> {
         let mut groups = GroupMaximum::new(self.out, self.rows_per_group);
         let mut row = self.first_row;
         while row < end {
-            let tile = row / TILE_ROWS;
-            let weights = &self.weights[tile * self.count * TILE_ROWS..][..self.count * TILE_ROWS];
-            let factors = &self.factors[tile * self.stride..][..self.count];
-            let mut tokens = [0.0; TILE_ROWS];
-            for i in (0..TILE_ROWS).step_by(S::LANES) {
+            let span = row / SPAN_ROWS;
+            let weights = &self.weights[span * self.count * SPAN_ROWS..][..self.count * SPAN_ROWS];
+            let factors = &self.factors[span * self.stride..][..self.count];
+            let mut tokens = [0.0; SPAN_ROWS];
+            for i in (0..SPAN_ROWS).step_by(S::LANES) {
                 let mut sum = s.splat(0.0);
                 for (query, &factor) in factors.iter().enumerate() {
-                    // SAFETY: the tile's weights are `[count][TILE_ROWS]`, and `i + LANES <= TILE_ROWS`.
-                    let weight = unsafe { s.load_f16(weights.as_ptr().add(query * TILE_ROWS + i)) };
+                    // SAFETY: the span's weights are `[count][SPAN_ROWS]`, and `i + LANES <= SPAN_ROWS`.
+                    let weight = unsafe { s.load_f16(weights.as_ptr().add(query * SPAN_ROWS + i)) };
                     sum = s.fma(weight, s.splat(factor), sum);
                 }
-                // SAFETY: `i + LANES <= TILE_ROWS`.
+                // SAFETY: `i + LANES <= SPAN_ROWS`.
                 unsafe { s.store(tokens.as_mut_ptr().add(i), sum) };
             }
-            let last = end.min((tile + 1) * TILE_ROWS);
-            groups.take(&tokens[row - tile * TILE_ROWS..last - tile * TILE_ROWS]);
+            let last = end.min((span + 1) * SPAN_ROWS);
+            groups.take(&tokens[row - span * SPAN_ROWS..last - span * SPAN_ROWS]);
             row = last;
         }
     }
