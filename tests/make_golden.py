@@ -8,7 +8,7 @@
 for any other file the tokens come from llama-cpp-python, which is then needed. --check compares instead of writing: every log-probability
 within 1e-4 (nats), every greedy token equal or its margin below 1e-3.
 
-Needs numpy. Knows architectures llama and qwen2, tensors F32, F16, BF16, Q8_0, Q4_0, Q4_1.
+Needs numpy. Knows architectures llama and qwen2, tensors F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
 """
 
 import argparse
@@ -31,7 +31,19 @@ class Gguf:
 
     SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
     # Code: name, values per block, bytes per block.
-    TYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 8: ("Q8_0", 32, 34), 30: ("BF16", 1, 2)}
+    TYPES = {
+        0: ("F32", 1, 4),
+        1: ("F16", 1, 2),
+        2: ("Q4_0", 32, 18),
+        3: ("Q4_1", 32, 20),
+        6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24),
+        8: ("Q8_0", 32, 34),
+        12: ("Q4_K", 256, 144),
+        13: ("Q5_K", 256, 176),
+        14: ("Q6_K", 256, 210),
+        30: ("BF16", 1, 2),
+    }
 
     def __init__(self, path):
         with open(path, "rb") as file:
@@ -102,7 +114,41 @@ def dequantise(kind, blocks):
         return half(0) * blocks[:, 2:].view(np.int8).astype(np.float32)
     if kind == "Q4_0":
         return half(0) * (nibbles(2) - 8)
-    return half(0) * nibbles(4) + half(2)  # Q4_1
+    if kind == "Q4_1":
+        return half(0) * nibbles(4) + half(2)
+
+    def fifth_bits(first):
+        return 16.0 * np.unpackbits(blocks[:, first : first + 4], axis=1, bitorder="little").astype(np.float32)
+
+    if kind == "Q5_0":
+        return half(0) * (nibbles(6) + fifth_bits(2) - 16)
+    if kind == "Q5_1":
+        return half(0) * (nibbles(8) + fifth_bits(4)) + half(2)
+    if kind == "Q6_K":
+        return six_bits(blocks, half(208))
+
+    # Q4_K and Q5_K: scale and minimum of eight runs of 32 in 6 bits each, then (Q5_K) the fifth bits, then nibbles of 64 values per 32 bytes.
+    packed = blocks[:, 4:16]
+    low = packed[:, :8] & 63
+    high = (packed[:, 8:12] & 15) | (packed[:, :4] >> 6 << 4), (packed[:, 8:12] >> 4) | (packed[:, 4:8] >> 6 << 4)
+    scales = np.concatenate([low[:, :4], high[0]], axis=1).astype(np.float32) * half(0)
+    minima = np.concatenate([low[:, 4:], high[1]], axis=1).astype(np.float32) * half(2)
+    codes = blocks[:, -128:].reshape(-1, 4, 1, 32)
+    codes = np.concatenate([codes & 15, codes >> 4], axis=2).reshape(-1, 8, 32)
+    if kind == "Q5_K":
+        bits = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+        codes = codes | (bits & 1) << 4
+    return (scales[:, :, None] * codes.astype(np.float32) - minima[:, :, None]).reshape(-1, 256)
+
+
+def six_bits(blocks, d):
+    """Q6_K: 128 bytes of low nibbles, 64 of high pairs of bits, 16 signed scales of 16 values each, then the scale of scales."""
+    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    low = np.concatenate([low & 15, low >> 4], axis=2)
+    pairs = high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1) & 3
+    codes = (low | pairs << 4).astype(np.float32) - 32
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * d
+    return (codes.reshape(-1, 16, 16) * scales[:, :, None]).reshape(-1, 256)
 
 
 class Model:

@@ -3,16 +3,18 @@
 #
 #   sh tests/run.sh
 #
-# Needs cargo, a C linker and python3; fetches the test model (98 MB, once) into models/. The last line of the output is
+# Needs cargo, a C linker and python3; fetches the test model (98 MB, once) into models/, with CI set a second one (491 MB). The last line of the output is
 # "N passed, N failed": the sums over all test binaries, where a failed check (format, lints, scripts, links, model)
 # counts as one more failure. Exit code 0 only if nothing failed.
 #
 # FOREBAY_MODEL_SMOLLM2  a copy of the model to use instead of fetching one
+# FOREBAY_MODEL_QWEN     the same of the second model; without it and without CI its tests run only if models/ holds it
 # CI                     when set, a model that cannot be fetched is a failure; otherwise its tests are left out
 set -u
 
 # The tests run in their package's directory, so a path that is relative to the caller's would lead elsewhere.
 case ${FOREBAY_MODEL_SMOLLM2:-/} in /*) ;; *) FOREBAY_MODEL_SMOLLM2=$PWD/$FOREBAY_MODEL_SMOLLM2 ;; esac
+case ${FOREBAY_MODEL_QWEN:-/} in /*) ;; *) FOREBAY_MODEL_QWEN=$PWD/$FOREBAY_MODEL_QWEN ;; esac
 cd "$(dirname "$0")/.." || exit 1
 
 say() { printf '\n== %s\n' "$*"; }
@@ -77,6 +79,12 @@ else
     export FOREBAY_MODEL_SMOLLM2
 fi
 echo "model: ${FOREBAY_MODEL_SMOLLM2:-none}"
+if [ -n "${FOREBAY_MODEL_QWEN:-}" ]; then
+    [ -r "$FOREBAY_MODEL_QWEN" ] || fail "FOREBAY_MODEL_QWEN: $FOREBAY_MODEL_QWEN: no such file, or it cannot be read"
+    export FOREBAY_MODEL_QWEN
+elif [ -n "${CI:-}" ]; then
+    sh examples/fetch_model.sh qwen-0.5b || echo "SKIPPED: the tests of the second model, because it cannot be fetched here"
+fi
 
 # --- checks that need no build ---------------------------------------------------------------------------------------
 

@@ -36,6 +36,13 @@ pub struct EngineArgs {
     /// Model file (GGUF)
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Threads and store, with any model.
+#[derive(Args, Clone, Debug)]
+pub struct ComputeArgs {
     /// Settings of the KV tiers (forebay.json); without it they follow from the model's shape and the budget
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -57,9 +64,24 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The engine's options.
-    pub fn options(&self, disk: DiskClass) -> EngineOptions {
-        EngineOptions {
+    /// Opens the model, with a store that is as fast as `disk`.
+    pub fn open(&self, disk: DiskClass) -> Outcome<Arc<Engine>> {
+        Ok(Engine::open(&self.model, self.compute.options(disk)?)?)
+    }
+
+    /// Where the arithmetic runs.
+    pub fn device(&self) -> Device {
+        self.compute.device
+    }
+}
+
+impl ComputeArgs {
+    /// The engine's options, with a store that is as fast as `disk`.
+    pub fn options(&self, disk: DiskClass) -> Outcome<EngineOptions> {
+        if self.device == Device::Cuda {
+            return Err(Failure::usage("--device", "cuda: this build has no CUDA support, expected cpu"));
+        }
+        Ok(EngineOptions {
             threads: self.threads.map_or(0, |n| n as usize),
             precision: if self.exact { Precision::Exact } else { Precision::Fast },
             store_dir: self.store.clone().unwrap_or_else(std::env::temp_dir),
@@ -67,23 +89,16 @@ impl EngineArgs {
             io: self.io,
             config: self.config.clone(),
             ..EngineOptions::default()
-        }
-    }
-
-    /// Opens the model, with a store that is as fast as `disk`.
-    pub fn open(&self, disk: DiskClass) -> Outcome<Arc<Engine>> {
-        if self.device == Device::Cuda {
-            return Err(Failure::usage("--device", "cuda: this build has no CUDA support, expected cpu"));
-        }
-        Ok(Engine::open(&self.model, self.options(disk))?)
+        })
     }
 }
 
 /// Memory of the KV side and of prefill.
 #[derive(Args, Clone, Debug)]
 pub struct MemoryArgs {
-    /// Memory of the KV side: a size, or full for an exact cache in memory [default: a tenth of the full cache]
-    #[arg(long, value_name = "SIZE|full", value_parser = parse_kv_memory)]
+    /// Memory of the KV side: a size, a share of the full f16 cache such as 1/13, or full for an exact cache in memory [default: 1/10, or the
+    /// least that works]
+    #[arg(long, value_name = "SIZE|1/N|full", value_parser = parse_kv_memory)]
     pub kv_memory: Option<KvMemory>,
     /// Memory that prefill may take besides; a longer prompt goes through in parts
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
@@ -165,7 +180,13 @@ fn parse_kv_memory(text: &str) -> Result<KvMemory, String> {
     if text == "full" {
         return Ok(KvMemory::Full);
     }
-    parse_size(text).map(KvMemory::Bytes).map_err(|e| format!("{e}, or full"))
+    if let Some(parts) = text.strip_prefix("1/") {
+        return match parts.parse() {
+            Ok(parts) if parts > 0 => Ok(KvMemory::Share(parts)),
+            _ => Err(format!("{text:?}, expected a share such as 1/13")),
+        };
+    }
+    parse_size(text).map(KvMemory::Bytes).map_err(|e| format!("{e}, a share such as 1/13, or full"))
 }
 
 /// Tokens that a session is made for.
@@ -240,9 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn kv_memory_is_a_size_or_full() {
+    fn kv_memory_is_a_size_a_share_or_full() {
         assert_eq!(parse_kv_memory("full"), Ok(KvMemory::Full));
         assert_eq!(parse_kv_memory("3MiB"), Ok(KvMemory::Bytes(3 << 20)));
-        assert!(parse_kv_memory("half").unwrap_err().contains("full"));
+        assert_eq!(parse_kv_memory("1/13"), Ok(KvMemory::Share(13)));
+        for wrong in ["half", "1/0", "1/x", "2/3", "1/"] {
+            assert!(parse_kv_memory(wrong).unwrap_err().contains("expected"), "{wrong}");
+        }
     }
 }

@@ -152,6 +152,10 @@ pub struct CacheConfig {
     /// Groups read needlessly to join two extents of one read.
     #[serde(default)]
     pub merge_gap: usize,
+    /// Selected groups are left out where the predicted attention to their best token, averaged over the queries, is below this; 0 to 1.
+    /// Without effect under `sum`, whose scores are no probabilities.
+    #[serde(default)]
+    pub score_floor: f32,
 }
 
 impl CacheConfig {
@@ -209,6 +213,9 @@ impl CacheConfig {
         if self.merge_gap > MAX_MERGE_GAP {
             return fail("merge_gap", self.merge_gap.to_string(), format!("at most {MAX_MERGE_GAP}"));
         }
+        if !(0.0..1.0).contains(&self.score_floor) {
+            return fail("score_floor", self.score_floor.to_string(), "0 to below 1".into());
+        }
         if self.lookahead != 1 {
             return fail("lookahead", self.lookahead.to_string(), "1".into());
         }
@@ -222,7 +229,9 @@ impl CacheConfig {
             let bad = |expected: String| Error::Config { field: "--set", found: pair.to_string(), expected };
             let (key, value) = pair.split_once('=').ok_or_else(|| bad("key=value".into()))?;
             let value = value.trim();
-            let parsed = value.parse::<u64>().map_or_else(|_| value.into(), serde_json::Value::from);
+            let whole = value.parse::<u64>().map(serde_json::Value::from);
+            let number = || value.parse::<f64>().map(serde_json::Value::from);
+            let parsed = whole.or_else(|_| number()).unwrap_or_else(|_| value.into());
             match json.get_mut(key.trim()) {
                 Some(slot) => *slot = parsed,
                 None => return Err(bad("a field of the cache configuration".into())),

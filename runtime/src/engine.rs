@@ -21,6 +21,8 @@ pub enum KvMemory {
     Default,
     /// As much as policy `full` needs.
     Full,
+    /// The full f16 cache of the session's capacity divided by this; 0 counts as 1.
+    Share(u32),
     /// This many bytes.
     Bytes(u64),
 }
@@ -107,7 +109,12 @@ const DEFAULT_SHARE: u64 = 10;
 impl Engine {
     /// Opens a model; nothing of the KV side is allocated yet.
     pub fn open(path: &Path, options: EngineOptions) -> Result<Arc<Engine>> {
-        let model = Arc::new(Model::open(path)?);
+        Self::from_model(Model::open(path)?, options)
+    }
+
+    /// The same with a model that is open already.
+    pub fn from_model(model: Model, options: EngineOptions) -> Result<Arc<Engine>> {
+        let model = Arc::new(model);
         let tokenizer = Tokenizer::from_gguf(model.gguf())?;
         let chat = ChatTemplate::from_gguf(model.gguf())?;
         let threads = if options.threads == 0 { Pool::default_threads() } else { options.threads };
@@ -219,6 +226,7 @@ impl Engine {
             throttle: self.options.disk,
             faults: self.options.faults.clone(),
             checksums: self.options.verify,
+            pool: Some(self.transformer.shared_pool()),
             plan_groups_max: plan_groups,
             ..StoreOptions::new(&self.options.store_dir)
         };
@@ -252,6 +260,7 @@ impl Engine {
         let (budget, given) = match options.kv_memory {
             KvMemory::Bytes(bytes) => (bytes, true),
             KvMemory::Full => (u64::MAX, true),
+            KvMemory::Share(parts) => (shape.full_bytes(capacity) / u64::from(parts.max(1)), true),
             KvMemory::Default if matches!(policy, Policy::Full | Policy::LoadAll) => (u64::MAX, true),
             KvMemory::Default => (shape.full_bytes(capacity) / DEFAULT_SHARE, false),
         };

@@ -151,7 +151,7 @@ fn metadata_is_checked() {
 
 #[test]
 fn tensors_are_checked() {
-    let damaged = |damage: &dyn Fn(&mut tiny_model::TensorEntry)| {
+    let damaged = |damage: &dyn Fn(&mut forebay::model::gguf::TensorEntry)| {
         let mut file = small();
         damage(file.entry("b").unwrap());
         file.finish()

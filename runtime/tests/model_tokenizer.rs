@@ -4,9 +4,9 @@ mod model_support;
 
 use std::sync::LazyLock;
 
-use forebay::model::{Gguf, Tokenizer};
+use forebay::model::{Gguf, Model, Tokenizer};
 use model_support::tiny_model::{Meta, TinyArch, TinyModel, tiny_model};
-use model_support::{golden_smollm2, ids, smollm2};
+use model_support::{golden_qwen, golden_smollm2, ids, qwen, smollm2};
 use proptest::prelude::*;
 
 fn tiny(change: impl FnOnce(&mut model_support::tiny_model::GgufWriter)) -> Gguf {
@@ -22,9 +22,24 @@ fn tiny_tokenizer(arch: TinyArch) -> Tokenizer {
 
 #[test]
 fn hard_strings_have_the_golden_tokens() {
-    let (Some(model), golden) = (smollm2(), golden_smollm2()) else {
-        return;
-    };
+    let Some(model) = smollm2() else { return };
+    let tokenizer = golden_tokens(model, &golden_smollm2());
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.eot()), (Some(1), Some(2), Some(2)));
+    assert!(!tokenizer.adds_bos() && tokenizer.vocab_size() == 49_152);
+    // End of text and end of turn; begin of turn is not an end.
+    assert_eq!([0, 1, 2, 17].map(|token| tokenizer.is_end_of_generation(token)), [true, false, true, false]);
+}
+
+#[test]
+fn hard_strings_have_the_golden_tokens_of_qwen2() {
+    let Some(model) = qwen() else { return };
+    let tokenizer = golden_tokens(model, &golden_qwen());
+    assert!(!tokenizer.adds_bos() && tokenizer.vocab_size() == 151_936);
+    let ends = tokenizer.encode("<|im_end|><|endoftext|><|im_start|>", true).unwrap();
+    assert_eq!(ends.iter().map(|&t| tokenizer.is_end_of_generation(t)).collect::<Vec<_>>(), [true, true, false]);
+}
+
+fn golden_tokens(model: &Model, golden: &serde_json::Value) -> Tokenizer {
     let tokenizer = Tokenizer::from_gguf(model.gguf()).unwrap();
     let cases = golden["tokenize"].as_array().unwrap();
     assert!(cases.len() >= 27);
@@ -39,10 +54,7 @@ fn hard_strings_have_the_golden_tokens() {
     }
     let text = golden["logits"]["text"].as_str().unwrap();
     assert_eq!(tokenizer.encode(text, false).unwrap(), ids(&golden["logits"]["ids"]));
-    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.eot()), (Some(1), Some(2), Some(2)));
-    assert!(!tokenizer.adds_bos() && tokenizer.vocab_size() == 49_152);
-    // End of text and end of turn; begin of turn is not an end.
-    assert_eq!([0, 1, 2, 17].map(|token| tokenizer.is_end_of_generation(token)), [true, false, true, false]);
+    tokenizer
 }
 
 #[test]

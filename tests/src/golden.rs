@@ -1,7 +1,7 @@
-//! Golden values of the small model: what the peer and exact f32 arithmetic say (`tests/data`, made by `make_golden.py`).
+//! Golden values of two models: what the peer and exact f32 arithmetic say (`tests/data`, made by `make_golden.py`).
 
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A greedy continuation of the peer.
 #[derive(Deserialize)]
@@ -47,11 +47,25 @@ pub fn golden_smollm2() -> Golden {
     serde_json::from_str(include_str!("../data/golden-smollm2.json")).expect("the committed file is valid")
 }
 
+/// The values for Qwen2.5-Coder-0.5B-Instruct Q4_K_M: architecture `qwen2`, K-quants.
+pub fn golden_qwen() -> Golden {
+    serde_json::from_str(include_str!("../data/golden-qwen2.5-coder-0.5b.json")).expect("the committed file is valid")
+}
+
 /// The small model: `FOREBAY_MODEL_SMOLLM2`, else where `examples/fetch_model.sh` puts it. `None` is said on standard error.
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 pub fn smollm2() -> Option<PathBuf> {
-    let fetched = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = std::env::var_os("FOREBAY_MODEL_SMOLLM2").map_or_else(|| PathBuf::from(fetched), PathBuf::from);
+    model("FOREBAY_MODEL_SMOLLM2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// The larger model: `FOREBAY_MODEL_QWEN`, else where `examples/fetch_model.sh qwen-0.5b` puts it.
+pub fn qwen() -> Option<PathBuf> {
+    model("FOREBAY_MODEL_QWEN", "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf")
+}
+
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+fn model(variable: &str, file: &str) -> Option<PathBuf> {
+    let fetched = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models")).join(file);
+    let path = std::env::var_os(variable).map_or(fetched, PathBuf::from);
     if path.exists() {
         return Some(path);
     }

@@ -1,10 +1,9 @@
 //! Small GGUF files with random weights: models that load, tokenize and chat like real ones, in a few hundred kilobytes.
-//!
-//! [`GgufWriter`] writes any GGUF file, well-formed or not; [`write_tiny_model`] writes a whole model with it.
 
 use std::io;
 use std::path::Path;
 
+pub use forebay::model::gguf::{GgufWriter, Meta};
 use half::f16;
 
 /// The ChatML template, as SmolLM2 and Qwen2 carry it.
@@ -244,143 +243,6 @@ pub fn tokens() -> Vec<String> {
     }
     tokens.extend(MERGES.iter().map(|merge| merge.replace(' ', "")));
     tokens
-}
-
-/// A metadata value.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub enum Meta {
-    U32(u32),
-    I32(i32),
-    F32(f32),
-    Bool(bool),
-    U64(u64),
-    Text(String),
-    Texts(Vec<String>),
-    I32s(Vec<i32>),
-    /// A value type and bytes as they are, right or wrong.
-    Raw(u32, Vec<u8>),
-}
-
-/// One tensor as it is written.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub struct TensorEntry {
-    pub name: String,
-    pub dims: Vec<u64>,
-    pub code: u32,
-    pub data: Vec<u8>,
-    /// Written instead of the true offset.
-    pub offset: Option<u64>,
-}
-
-/// Puts a GGUF file together. Its fields are open, so that a test can break them.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub struct GgufWriter {
-    pub version: u32,
-    pub alignment: usize,
-    pub metadata: Vec<(String, Meta)>,
-    pub tensors: Vec<TensorEntry>,
-    /// Written instead of the true counts: tensors, metadata.
-    pub counts: Option<(u64, u64)>,
-}
-
-impl Default for GgufWriter {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl GgufWriter {
-    /// An empty file of version 3.
-    pub fn new() -> Self {
-        Self { version: 3, alignment: 32, metadata: Vec::new(), tensors: Vec::new(), counts: None }
-    }
-
-    /// Sets a metadata value, in place of an older one of the same key.
-    pub fn set(&mut self, key: &str, value: Meta) {
-        match self.metadata.iter_mut().find(|(known, _)| known == key) {
-            Some(pair) => pair.1 = value,
-            None => self.metadata.push((key.to_string(), value)),
-        }
-    }
-
-    /// Removes a metadata value.
-    pub fn remove(&mut self, key: &str) {
-        self.metadata.retain(|(known, _)| known != key);
-    }
-
-    /// Adds a tensor; `dims` are in the file's order, the fastest-moving first.
-    pub fn tensor(&mut self, name: &str, dims: &[u64], code: u32, data: Vec<u8>) {
-        self.tensors.push(TensorEntry { name: name.to_string(), dims: dims.to_vec(), code, data, offset: None });
-    }
-
-    /// The entry of a tensor that was added.
-    pub fn entry(&mut self, name: &str) -> Option<&mut TensorEntry> {
-        self.tensors.iter_mut().find(|entry| entry.name == name)
-    }
-
-    /// The bytes of the file.
-    pub fn finish(&self) -> Vec<u8> {
-        let mut bytes = b"GGUF".to_vec();
-        bytes.extend(self.version.to_le_bytes());
-        let (tensors, pairs) = self.counts.unwrap_or((self.tensors.len() as u64, self.metadata.len() as u64));
-        bytes.extend(tensors.to_le_bytes());
-        bytes.extend(pairs.to_le_bytes());
-        for (key, value) in &self.metadata {
-            text(&mut bytes, key);
-            meta(&mut bytes, value);
-        }
-        let mut offset = 0u64;
-        for entry in &self.tensors {
-            text(&mut bytes, &entry.name);
-            bytes.extend((entry.dims.len() as u32).to_le_bytes());
-            entry.dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
-            bytes.extend(entry.code.to_le_bytes());
-            bytes.extend(entry.offset.unwrap_or(offset).to_le_bytes());
-            offset += entry.data.len().next_multiple_of(self.alignment) as u64;
-        }
-        for entry in &self.tensors {
-            bytes.resize(bytes.len().next_multiple_of(self.alignment), 0);
-            bytes.extend(&entry.data);
-        }
-        bytes
-    }
-}
-
-fn text(bytes: &mut Vec<u8>, text: &str) {
-    bytes.extend((text.len() as u64).to_le_bytes());
-    bytes.extend(text.as_bytes());
-}
-
-fn meta(bytes: &mut Vec<u8>, value: &Meta) {
-    let mut put = |code: u32, value: &[u8]| {
-        bytes.extend(code.to_le_bytes());
-        bytes.extend(value);
-    };
-    match value {
-        Meta::U32(value) => put(4, &value.to_le_bytes()),
-        Meta::I32(value) => put(5, &value.to_le_bytes()),
-        Meta::F32(value) => put(6, &value.to_le_bytes()),
-        Meta::Bool(value) => put(7, &[u8::from(*value)]),
-        Meta::U64(value) => put(10, &value.to_le_bytes()),
-        Meta::Raw(code, value) => put(*code, value),
-        Meta::Text(value) => {
-            put(8, &[]);
-            text(bytes, value);
-        }
-        Meta::Texts(values) => {
-            put(9, &8u32.to_le_bytes());
-            bytes.extend((values.len() as u64).to_le_bytes());
-            values.iter().for_each(|value| text(bytes, value));
-        }
-        Meta::I32s(values) => {
-            put(9, &5u32.to_le_bytes());
-            bytes.extend((values.len() as u64).to_le_bytes());
-            values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
-        }
-    }
 }
 
 /// SplitMix64: enough for weights, and the same everywhere.

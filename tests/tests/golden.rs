@@ -1,15 +1,40 @@
-//! The real model against exact f32 arithmetic and the peer (values in `tests/data`, made by `tests/make_golden.py`).
+//! Real models against exact f32 arithmetic and the peer (values in `tests/data`, made by `tests/make_golden.py`).
 
 #![expect(clippy::print_stdout, reason = "the measured distances belong into the test's output")]
 
 use forebay::{Engine, EngineOptions, KvMemory, SessionOptions};
 use forebay_kernels::Precision;
-use forebay_tests::golden::{GoldenLogits, golden_smollm2, smollm2};
+use forebay_tests::golden::{Golden, GoldenLogits, golden_qwen, golden_smollm2, qwen, smollm2};
+use std::path::Path;
 use std::sync::Arc;
 
-fn engine(precision: Precision) -> Option<Arc<Engine>> {
-    let path = smollm2()?;
-    Some(Engine::open(&path, EngineOptions { precision, ..EngineOptions::default() }).expect("the model opens"))
+/// Each check below runs for every model that is there.
+macro_rules! for_each_model {
+    ($($check:ident),* $(,)?) => {
+        mod llama {
+            $(#[test]
+            fn $check() {
+                if let Some(path) = super::smollm2() { super::$check(&path, super::golden_smollm2()) }
+            })*
+        }
+        mod qwen2 {
+            $(#[test]
+            fn $check() {
+                if let Some(path) = super::qwen() { super::$check(&path, super::golden_qwen()) }
+            })*
+        }
+    };
+}
+
+for_each_model!(
+    prefill_matches_exact_arithmetic,
+    decode_matches_exact_arithmetic,
+    fast_kernels_are_as_close_as_the_peer,
+    greedy_continuations_match,
+);
+
+fn engine(path: &Path, precision: Precision) -> Arc<Engine> {
+    Engine::open(path, EngineOptions { precision, ..EngineOptions::default() }).expect("the model opens")
 }
 
 fn full(capacity: usize) -> SessionOptions {
@@ -27,10 +52,8 @@ fn arg_max(values: &[f32]) -> usize {
 }
 
 /// Prefill over the golden text: log-probabilities, arg-max and next-token likelihood of exact arithmetic.
-#[test]
-fn prefill_matches_exact_arithmetic() {
-    let Some(engine) = engine(Precision::Exact) else { return };
-    let golden = golden_smollm2().logits;
+fn prefill_matches_exact_arithmetic(path: &Path, golden: Golden) {
+    let (engine, golden) = (engine(path, Precision::Exact), golden.logits);
     let mut session = engine.session(&full(golden.ids.len())).unwrap();
     let mut all: Vec<Vec<f32>> = Vec::new();
     session.prefill_with(&golden.ids, &mut |_| true, Some(&mut |_, l| all.push(l.to_vec()))).unwrap();
@@ -42,10 +65,8 @@ fn prefill_matches_exact_arithmetic() {
 const DECODE_TOKENS: usize = 160;
 
 /// The same, one step at a time through the decode path.
-#[test]
-fn decode_matches_exact_arithmetic() {
-    let Some(engine) = engine(Precision::Exact) else { return };
-    let golden = golden_smollm2().logits;
+fn decode_matches_exact_arithmetic(path: &Path, golden: Golden) {
+    let (engine, golden) = (engine(path, Precision::Exact), golden.logits);
     let mut session = engine.session(&full(golden.ids.len())).unwrap();
     let all: Vec<Vec<f32>> = golden.ids[..DECODE_TOKENS]
         .iter()
@@ -84,10 +105,8 @@ fn check_exact(golden: &GoldenLogits, all: &[Vec<f32>]) {
 }
 
 /// The 8-bit kernels are no farther from exact arithmetic than the peer's, in mean KL over the golden text.
-#[test]
-fn fast_kernels_are_as_close_as_the_peer() {
-    let (Some(exact), Some(fast)) = (engine(Precision::Exact), engine(Precision::Fast)) else { return };
-    let golden = golden_smollm2().logits;
+fn fast_kernels_are_as_close_as_the_peer(path: &Path, golden: Golden) {
+    let (exact, fast, golden) = (engine(path, Precision::Exact), engine(path, Precision::Fast), golden.logits);
     let mut exact = exact.session(&full(golden.ids.len())).unwrap();
     let mut fast = fast.session(&full(golden.ids.len())).unwrap();
     let mut sum = 0.0;
@@ -108,11 +127,10 @@ fn fast_kernels_are_as_close_as_the_peer() {
 }
 
 /// Greedy continuations equal the peer's until two tokens are closer than the arithmetic of either resolves.
-#[test]
-fn greedy_continuations_match() {
-    let Some(engine) = engine(Precision::Fast) else { return };
+fn greedy_continuations_match(path: &Path, golden: Golden) {
+    let engine = engine(path, Precision::Fast);
     let mut equal = 0;
-    for case in golden_smollm2().greedy {
+    for case in golden.greedy {
         let mut session = engine.session(&full(case.prompt_ids.len() + case.greedy_ids.len())).unwrap();
         session.prefill(&case.prompt_ids, &mut |_| true).unwrap();
         for (i, (&expected, &margin)) in case.greedy_ids.iter().zip(&case.margin_to_second_logit).enumerate() {

@@ -132,6 +132,28 @@ fn a_small_selection_differs_from_the_full_cache() {
     assert!(difference(exact.logits(), small.logits()) > 100.0 * SAME);
 }
 
+/// Groups that are predicted to get next to no attention are not read.
+#[test]
+fn a_floor_saves_reads() {
+    let fixture = Fixture::new();
+    let engine = fixture.engine(|_| {});
+    let text = tokens(400);
+    let reads = [0.0, 0.05, 0.999].map(|floor| {
+        let set =
+            format!("group=4,rank=8,sketch_pool=1,selected_groups=12,reuse_groups=0,window=8,score_floor={floor}");
+        let mut session = engine.session(&forebay(text.len(), &set)).unwrap();
+        prefill(&mut session, &text[..380]);
+        text[380..].iter().for_each(|&token| session.step(token).unwrap());
+        assert!(session.logits().iter().all(|x| x.is_finite()));
+        session.stats().groups_selected
+    });
+    assert!(reads[0] > reads[1] && reads[1] > reads[2] && reads[2] == 0, "{reads:?}");
+    for wrong in ["score_floor=1", "score_floor=-0.1", "score_floor=NaN", "score_floor=much"] {
+        let error = engine.session(&forebay(400, wrong)).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("score_floor"), "{error}");
+    }
+}
+
 /// Every setting runs, and the text does not depend on the number of threads, to the bit.
 #[test]
 fn results_do_not_depend_on_threads() {

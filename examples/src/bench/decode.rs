@@ -1,8 +1,9 @@
 //! `forebay-bench decode`: speed of decode by context, policy and disk class.
 
 use crate::bench::bandwidth::read_bandwidth;
+use crate::bench::synthetic::Synthetic;
 use crate::bench::table::Table;
-use crate::cli::{EngineArgs, MemoryArgs, parse_disk, parse_policy};
+use crate::cli::{ComputeArgs, MemoryArgs, parse_disk, parse_policy};
 use crate::generate::at_least_one;
 use crate::input::read_text;
 use crate::interrupt;
@@ -12,18 +13,28 @@ use crate::progress::PrefillBar;
 use crate::size::format_size;
 use clap::Args;
 use forebay::config::Policy;
+use forebay::model::Model;
 use forebay::sampler::greedy;
 use forebay::store::DiskClass;
-use forebay::{Engine, Session, SessionStats};
+use forebay::{Engine, KvMemory, Session, SessionStats};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Options of `decode`.
 #[derive(Args)]
+#[command(group(clap::ArgGroup::new("weights").required(true)))]
 pub struct DecodeArgs {
+    /// Model file (GGUF)
+    #[arg(long, value_name = "PATH", group = "weights")]
+    model: Option<PathBuf>,
+    /// A model of this shape with random Q4_0 weights, made in memory: for speed only
+    #[arg(long, value_name = "SHAPE", group = "weights")]
+    synthetic: Option<Synthetic>,
     #[command(flatten)]
-    engine: EngineArgs,
+    compute: ComputeArgs,
     #[command(flatten)]
     memory: MemoryArgs,
     /// Tokens of prefill, a row each
@@ -41,9 +52,9 @@ pub struct DecodeArgs {
     /// Rounds, one after the other in the same session
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// Text to read, repeated where it is shorter than the context
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    /// Text to read, repeated where it is shorter than the context; without it random tokens
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    text: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -108,12 +119,15 @@ pub fn run(args: DecodeArgs) -> Outcome<()> {
     for &context in &args.context {
         at_least_one("--context", context)?;
     }
-    let text = read_text(&args.text)?;
+    let text = args.text.as_deref().map(read_text).transpose()?;
     let mut report = None;
     for &disk in &args.disk {
-        let engine = args.engine.open(disk)?;
+        let engine = open(&args, disk)?;
         let report = report.get_or_insert_with(|| new_report(&engine, args.steps));
-        let words = engine.tokenizer().encode_with_bos(&text, false)?;
+        let words = match &text {
+            Some(text) => engine.tokenizer().encode_with_bos(text, false)?,
+            None => random_tokens(engine.model().config().vocab, args.context.iter().copied().max().unwrap_or(1)),
+        };
         for &context in &args.context {
             let tokens: Vec<u32> = words.iter().copied().cycle().take(context).collect();
             for &policy in &args.policy {
@@ -126,6 +140,21 @@ pub fn run(args: DecodeArgs) -> Outcome<()> {
     }
     let Some(report) = report else { return Err(Failure::usage("--disks", "none, expected a disk class")) };
     if args.json { write_json(&report) } else { print(&report) }
+}
+
+fn open(args: &DecodeArgs, disk: DiskClass) -> Outcome<Arc<Engine>> {
+    let model = match (&args.model, args.synthetic) {
+        (Some(path), _) => Model::open(path).map_err(forebay::Error::from)?,
+        (None, Some(shape)) => shape.model()?,
+        (None, None) => return Err(Failure::usage("--model", "missing, expected a model file or --synthetic")),
+    };
+    Ok(Engine::from_model(model, args.compute.options(disk)?)?)
+}
+
+/// The same tokens each time.
+fn random_tokens(vocab: usize, count: usize) -> Vec<u32> {
+    let mut random = ChaCha8Rng::seed_from_u64(0);
+    (0..count).map(|_| (random.next_u64() % vocab as u64) as u32).collect()
 }
 
 fn new_report(engine: &Engine, steps: usize) -> DecodeReport {
@@ -148,7 +177,12 @@ fn measure(
     disk: DiskClass,
 ) -> Outcome<DecodeRow> {
     let capacity = tokens.len() + args.steps * args.rounds;
-    let mut session = engine.session(&args.memory.session(capacity, policy))?;
+    let mut options = args.memory.session(capacity, policy);
+    if policy == Policy::Full {
+        // It has one size, whatever the others are given; nor does it have settings.
+        (options.kv_memory, options.overrides) = (KvMemory::Full, String::new());
+    }
+    let mut session = engine.session(&options)?;
     interrupt::watch(session.cancel_handle());
     let mut bar = PrefillBar::new(&format!("{} tokens, {}", tokens.len(), policy.name()));
     session.prefill(tokens, &mut |progress| bar.update(progress))?;

@@ -4,4 +4,5 @@ pub mod bandwidth;
 pub mod decode;
 pub mod io;
 pub mod kernels;
+pub mod synthetic;
 pub mod table;

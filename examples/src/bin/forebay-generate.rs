@@ -83,7 +83,7 @@ fn generate_text(args: Args) -> Outcome<()> {
     let made = generate(&engine, &session, &tokens, &options, "reading the prompt", &mut |piece| {
         if args.json { Ok(()) } else { output::write_text(piece) }
     })?;
-    let device = args.engine.device.name();
+    let device = args.engine.device().name();
     let report = Report::new(&engine, device, made.text, made.token_count, made.stop, &[made.facts])?;
     report.give(args.json, args.stats.as_deref())
 }

@@ -89,7 +89,7 @@ fn summarize(args: Args) -> Outcome<()> {
     };
     let summary = summarizer.run(&text, &mut |piece| if args.json { Ok(()) } else { output::write_text(piece) })?;
     let last = summary.last;
-    let device = args.engine.device.name();
+    let device = args.engine.device().name();
     let report = Report::new(&engine, device, last.text, last.token_count, last.stop, &summary.facts)?;
     let report = Report { documents: Some(documents.len()), parts: Some(summary.parts), ..report };
     report.give(args.json, args.stats.as_deref())

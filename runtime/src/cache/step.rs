@@ -3,6 +3,7 @@
 use super::Compute;
 use super::block_table::BlockTable;
 use super::tier::{RESIDENT_REGION, STAGING_REGION, TieredCache};
+use crate::config::Aggregate;
 use crate::error::{Error, Result};
 use crate::store::PlanLimits;
 use forebay_kernels::attention::{AttentionScratch, KvPiece, attend};
@@ -83,7 +84,13 @@ impl TieredCache {
             return Err(Error::internal("scoring without a sketch"));
         };
         let scores = predictor.score(compute, adapter, &self.sketch[layer], complete, q);
-        top_groups(&scores[candidates.clone()], count, &mut self.order, out);
+        let scores = &scores[candidates.clone()];
+        top_groups(scores, count, &mut self.order, out);
+        if self.config.score_floor > 0.0 && self.config.aggregate != Aggregate::Sum {
+            // A score is the sum of the probabilities of all queries.
+            let floor = self.config.score_floor * self.sizes.score_queries as f32;
+            out.retain(|&g| scores[g as usize] >= floor);
+        }
         out.iter_mut().for_each(|g| *g += candidates.start as u32);
         Ok(())
     }

@@ -9,6 +9,7 @@
 mod error;
 mod parse;
 mod value;
+mod write;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,8 +21,9 @@ use parse::Directory;
 use value::{describe, take_value};
 
 pub use error::GgufError;
-pub use parse::TensorInfo;
+pub use parse::{TensorInfo, type_code};
 pub use value::{Array, Value, ValueType};
+pub use write::{GgufWriter, Meta, TensorEntry};
 
 /// The bytes of a file: mapped, or owned where a test or a fuzzer made them.
 enum Bytes {

@@ -79,6 +79,11 @@ impl Transformer {
         &self.pool
     }
 
+    /// The worker threads, to keep.
+    pub fn shared_pool(&self) -> Arc<Pool> {
+        self.pool.clone()
+    }
+
     /// The instruction set.
     pub fn isa(&self) -> Isa {
         self.isa

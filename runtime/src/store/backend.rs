@@ -14,7 +14,8 @@ use super::{Alignment, DiskClass, StoreError, UnknownName};
 /// How the file is read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
-    /// io_uring where it works, found by trying; the pool otherwise.
+    /// io_uring where it works, found by trying; the pool otherwise, and on a file system in memory, whose reads io_uring gives to more kernel
+    /// threads than there are cores left.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -41,18 +42,19 @@ pub(crate) struct DeviceOptions {
     pub(crate) backend: IoBackend,
     pub(crate) throttle: DiskClass,
     pub(crate) direct: bool,
+    pub(crate) in_memory: bool,
     pub(crate) alignment: Alignment,
     pub(crate) faults: Option<(FaultOptions, FaultCounts)>,
 }
 
-/// The device for a file: the one asked for, or io_uring where it works; faults and the throttle around it.
+/// The device for a file: the one asked for, or the one that suits it; faults and the throttle around it.
 pub(crate) fn open_device(
     options: DeviceOptions,
     file: Arc<OwnedFd>,
     regions: &Regions,
     file_bytes: u64,
 ) -> Result<Box<dyn Device>, StoreError> {
-    let DeviceOptions { backend, throttle, direct, alignment, faults } = options;
+    let DeviceOptions { backend, throttle, direct, in_memory, alignment, faults } = options;
     let ring = |file| -> Result<Box<dyn Device>, StoreError> {
         Ok(Box::new(UringDevice::new(file, regions.clone(), direct, alignment)?))
     };
@@ -63,6 +65,10 @@ pub(crate) fn open_device(
     let mut device = match backend {
         IoBackend::Pread => pool(file)?,
         IoBackend::Uring => ring(file)?,
+        IoBackend::Auto if in_memory => {
+            SAID.call_once(|| log::info!("store: pread pool (the file system is in memory)"));
+            pool(file)?
+        }
         IoBackend::Auto => match ring(Arc::clone(&file)) {
             Ok(device) => {
                 SAID.call_once(|| log::info!("store: io_uring"));

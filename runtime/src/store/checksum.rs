@@ -43,10 +43,8 @@ impl ChecksumTable {
         self.written[index / 64] >> (index % 64) & 1 == 1
     }
 
-    /// Expected and found checksum where they differ.
-    pub(crate) fn mismatch(&self, index: usize, data: &[u8]) -> Option<(u32, u32)> {
-        let expected = *self.crcs.get(index)?;
-        let found = crc32c::crc32c(data);
-        (expected != found).then_some((expected, found))
+    /// Expected checksum of a record where it is not `found`.
+    pub(crate) fn expected_instead(&self, index: usize, found: u32) -> Option<u32> {
+        self.crcs.get(index).copied().filter(|&expected| expected != found)
     }
 }

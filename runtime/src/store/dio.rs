@@ -13,6 +13,9 @@ const ALIGN_MAX: u32 = 65536;
 /// `statfs` type of tmpfs, which accepts `O_DIRECT` on new kernels and serves it from the page cache all the same.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
+/// The same of ramfs.
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
 /// What transfers of a file have to be aligned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
@@ -32,7 +35,7 @@ impl Alignment {
 /// Alignment for the file: `statx` `STATX_DIOALIGN`, else the device's logical block size, else 4096. `None` where
 /// the file system says that it has no direct I/O.
 pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
-    if is_tmpfs(file) {
+    if is_in_memory(file) {
         return None;
     }
     let flags = StatxFlags::DIOALIGN | StatxFlags::BASIC_STATS;
@@ -52,8 +55,9 @@ pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     Some(Alignment { memory: block, offset: block })
 }
 
-fn is_tmpfs(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == TMPFS_MAGIC)
+/// Whether the file system has no device beneath it.
+pub(crate) fn is_in_memory(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(fs.f_type as u64)))
 }
 
 /// The kernel's logical block size of a device, or of the disk that a partition lies on.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use forebay_kernels::Pool;
+
 use super::backend::{DeviceOptions, open_device};
 use super::batch::{Batch, Ticket, Wanted};
 use super::checksum::ChecksumTable;
@@ -20,6 +22,9 @@ pub const TICKETS_MAX: usize = 128;
 /// A write or a sequential read is cut into pieces of this size: large enough for full bandwidth, small enough that a
 /// read behind it does not wait long.
 pub const PIECE_BYTES: u32 = 1 << 20;
+
+/// Groups whose checksums one task makes: some tens of kilobytes.
+const CHECKSUM_GROUPS: usize = 4;
 
 /// Tickets whose lists are reserved when the store is created.
 const TICKETS_RESERVED: usize = 8;
@@ -36,6 +41,9 @@ pub struct Store {
     batches: Vec<Batch>,
     free: Vec<u32>,
     finished: Vec<Finished>,
+    /// Checksums of the batch that is verified.
+    found: Vec<u32>,
+    pool: Option<Arc<Pool>>,
     stats: StoreStats,
     write_budget_bytes: u64,
     bytes_submitted: u64,
@@ -73,6 +81,7 @@ impl Store {
             backend: options.backend,
             throttle: options.throttle,
             direct: file.direct,
+            in_memory: file.in_memory,
             alignment: file.alignment,
             faults: options.faults.map(|faults| (faults, fault_counts.clone())),
         };
@@ -90,6 +99,8 @@ impl Store {
             batches: Vec::with_capacity(TICKETS_MAX),
             free: Vec::with_capacity(TICKETS_MAX),
             finished: Vec::with_capacity(TRANSFERS_MAX),
+            found: Vec::with_capacity(options.plan_groups_max),
+            pool: options.pool,
             stats: StoreStats::default(),
             write_budget_bytes: options.write_budget_bytes.unwrap_or(u64::MAX),
             bytes_submitted: 0,
@@ -352,35 +363,66 @@ impl Store {
         if !self.table.enabled() {
             return Ok(());
         }
-        for i in 0..self.batches[index as usize].wanted_count() {
-            let batch = &self.batches[index as usize];
-            let (group, slot) = batch.wanted_group(i);
-            let offset = batch.offset + u64::from(slot) * u64::from(self.layout.stride());
-            let (layer, region) = (batch.layer, batch.region);
-            if self.mismatch(layer, group, region, offset)?.is_none() {
-                continue;
+        let start = Instant::now();
+        let mut found = std::mem::take(&mut self.found);
+        let counted = self.checksums(index, &mut found);
+        self.stats.checksum_seconds += start.elapsed().as_secs_f64();
+        let mut result = counted;
+        for (i, &found) in found.iter().enumerate() {
+            if result.is_ok() {
+                result = self.compare(index, i, found);
             }
-            self.stats.checksum_retries += 1;
-            log::warn!("store: layer {layer}, group {group}: checksum mismatch, reading it again");
-            self.read_again(index, layer, group, offset)?;
-            if let Some((expected, found)) = self.mismatch(layer, group, region, offset)? {
-                let file_offset = self.layout.file_offset(layer, group);
-                return Err(StoreError::Corrupt { layer, group, file_offset, expected, found });
-            }
+        }
+        self.found = found;
+        result
+    }
+
+    /// Checksums of the wanted groups of a batch, in order.
+    fn checksums(&self, index: u32, found: &mut Vec<u32>) -> Result<(), StoreError> {
+        let batch = &self.batches[index as usize];
+        let (stride, length) = (u64::from(self.layout.stride()), self.layout.record_bytes() as usize);
+        let arena = self.regions.check(batch.region, batch.offset, batch.bytes)?;
+        let checksum = |i: usize| {
+            let (_, slot) = batch.wanted_group(i);
+            let at = (batch.offset + u64::from(slot) * stride) as usize;
+            // SAFETY: the slots of a batch are inside its buffer, which was checked; its reads are over and the buffer is the
+            // store's until its ticket is waited for, so nobody writes to it.
+            crc32c::crc32c(unsafe { arena.slice(at..at + length) })
+        };
+        found.clear();
+        found.resize(batch.wanted_count(), 0);
+        match &self.pool {
+            Some(pool) => pool.for_each_chunk(found, CHECKSUM_GROUPS, |_, task, found| {
+                found.iter_mut().enumerate().for_each(|(i, found)| *found = checksum(task * CHECKSUM_GROUPS + i));
+            }),
+            None => found.iter_mut().enumerate().for_each(|(i, found)| *found = checksum(i)),
         }
         Ok(())
     }
 
-    fn mismatch(&mut self, layer: u32, group: u32, region: u32, offset: u64) -> Result<Option<(u32, u32)>, StoreError> {
-        let length = self.layout.record_bytes();
-        let arena = self.regions.check(region, offset, length.into())?;
-        let start = Instant::now();
-        // SAFETY: inside the arena; the batch's reads are over and the buffer is the store's until its ticket is
-        // waited for, so nobody writes to it.
-        let data = unsafe { arena.slice(offset as usize..offset as usize + length as usize) };
-        let mismatch = self.table.mismatch(self.layout.record_index(layer, group), data);
-        self.stats.checksum_seconds += start.elapsed().as_secs_f64();
-        Ok(mismatch)
+    /// Compares the checksum of wanted group `i` of a batch; the record is read again where it is not the one that was written.
+    fn compare(&mut self, index: u32, i: usize, found: u32) -> Result<(), StoreError> {
+        let batch = &self.batches[index as usize];
+        let (layer, (group, slot)) = (batch.layer, batch.wanted_group(i));
+        let (region, offset) = (batch.region, batch.offset + u64::from(slot) * u64::from(self.layout.stride()));
+        let record = self.layout.record_index(layer, group);
+        if self.table.expected_instead(record, found).is_none() {
+            return Ok(());
+        }
+        self.stats.checksum_retries += 1;
+        log::warn!("store: layer {layer}, group {group}: checksum mismatch, reading it again");
+        self.read_again(index, layer, group, offset)?;
+        let length = self.layout.record_bytes() as usize;
+        let arena = self.regions.check(region, offset, length as u64)?;
+        // SAFETY: as for all checksums of the batch; the repeated read is over, too.
+        let found = crc32c::crc32c(unsafe { arena.slice(offset as usize..offset as usize + length) });
+        match self.table.expected_instead(record, found) {
+            None => Ok(()),
+            Some(expected) => {
+                let file_offset = self.layout.file_offset(layer, group);
+                Err(StoreError::Corrupt { layer, group, file_offset, expected, found })
+            }
+        }
     }
 
     fn read_again(&mut self, index: u32, layer: u32, group: u32, offset: u64) -> Result<(), StoreError> {

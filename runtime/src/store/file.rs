@@ -15,6 +15,8 @@ use super::{StoreError, StoreLayout};
 pub(crate) struct StoreFile {
     pub(crate) fd: OwnedFd,
     pub(crate) direct: bool,
+    /// No device beneath: reads are copies.
+    pub(crate) in_memory: bool,
     pub(crate) alignment: Alignment,
 }
 
@@ -31,7 +33,7 @@ pub(crate) fn open(dir: &Path, buffered: bool) -> Result<StoreFile, StoreError> 
         && let Some(fd) = open_nameless(dir, OFlags::DIRECT)?
         && let Some(alignment) = dio::direct_alignment(fd.as_fd())
     {
-        return Ok(StoreFile { fd, direct: true, alignment });
+        return Ok(StoreFile { fd, direct: true, in_memory: false, alignment });
     }
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -44,7 +46,8 @@ pub(crate) fn open(dir: &Path, buffered: bool) -> Result<StoreFile, StoreError> 
     // The page cache takes any alignment; keeping the file system's own makes a layout independent of the choice.
     let alignment =
         dio::direct_alignment(fd.as_fd()).unwrap_or(Alignment { memory: FALLBACK_ALIGN, offset: FALLBACK_ALIGN });
-    Ok(StoreFile { fd, direct: false, alignment })
+    let in_memory = dio::is_in_memory(fd.as_fd());
+    Ok(StoreFile { fd, direct: false, in_memory, alignment })
 }
 
 fn setup(call: &'static str, dir: &Path, e: Errno) -> StoreError {

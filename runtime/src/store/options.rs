@@ -1,6 +1,9 @@
 //! How a store is made, and what it tells about itself.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_kernels::Pool;
 
 use super::{DiskClass, FaultOptions, IoBackend};
 
@@ -19,6 +22,8 @@ pub struct StoreOptions {
     pub buffered: bool,
     /// Keeps and verifies a CRC32C per record.
     pub checksums: bool,
+    /// Threads that share the verification of what a batch has read; without it the one that waits does it all.
+    pub pool: Option<Arc<Pool>>,
     /// Bytes that may be written in all, header included.
     pub write_budget_bytes: Option<u64>,
     /// Groups of a read plan at most; memory for their bookkeeping is reserved, larger plans allocate.
@@ -37,6 +42,7 @@ impl StoreOptions {
             fingerprint: [0; 32],
             buffered: false,
             checksums: true,
+            pool: None,
             write_budget_bytes: None,
             plan_groups_max: 256,
             faults: None,

@@ -98,6 +98,7 @@ pub fn profile(
         backend: options.backend,
         throttle: options.throttle,
         direct: file.direct,
+        in_memory: file.in_memory,
         alignment: file.alignment,
         faults: None,
     };

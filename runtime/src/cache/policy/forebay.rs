@@ -31,6 +31,8 @@ const LADDER: [Rung; 8] = [
 
 /// Tokens per group where nothing is known of the device: a record of several KiB, where most flash gives its best per read.
 const GROUP: usize = 16;
+/// Attention that is not worth a read (measurements: docs/benchmarks.md).
+const SCORE_FLOOR: f32 = 0.0005;
 /// Reuse slots beyond this many times the selected groups bring little (handbook: reuse buffer).
 const MOST_REUSE: usize = 4;
 
@@ -52,6 +54,7 @@ fn rung_config(room: &Room, rung: &Rung, reuse_groups: usize) -> CacheConfig {
         refine_groups: 0,
         lookahead: 1,
         merge_gap: rung.merge_gap,
+        score_floor: SCORE_FLOOR,
     }
 }
 

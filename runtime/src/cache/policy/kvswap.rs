@@ -26,6 +26,7 @@ fn config(rank: usize, selected_groups: usize) -> CacheConfig {
         refine_groups: 0,
         lookahead: 1,
         merge_gap: 0,
+        score_floor: 0.0,
     }
 }
 

@@ -22,6 +22,7 @@ pub fn settings(room: &Room) -> Result<CacheConfig> {
         refine_groups: 0,
         lookahead: 1,
         merge_gap: 0,
+        score_floor: 0.0,
     };
     let smallest = room.kv_bytes(&config);
     room.check(Policy::LoadAll, config, smallest)

@@ -23,6 +23,7 @@ fn config(window_groups: usize) -> CacheConfig {
         refine_groups: 0,
         lookahead: 1,
         merge_gap: 0,
+        score_floor: 0.0,
     }
 }
 

@@ -44,6 +44,11 @@ const TYPE_CODES: [(u32, WeightType); 11] = [
     (30, WeightType::BF16),
 ];
 
+/// The number that stands for a storage type in a GGUF file.
+pub fn type_code(dtype: WeightType) -> u32 {
+    TYPE_CODES.iter().find(|(_, known)| *known == dtype).map_or(u32::MAX, |(code, _)| *code)
+}
+
 /// Names of ggml types that are known but not supported, so that an error can say what was found.
 fn type_name(code: u32) -> String {
     const OTHERS: &[(u32, &str)] = &[
