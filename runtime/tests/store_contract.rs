@@ -10,6 +10,7 @@ use forebay::store::{
     Alignment, Arena, IoBackend, PlanLimits, ReadPlan, Store, StoreError, StoreLayout, StoreOptions, probe,
     staging_slots,
 };
+use forebay_kernels::Pool;
 
 /// Where a case keeps its file.
 #[derive(Clone, Copy)]
@@ -65,11 +66,16 @@ impl Case {
         let arena = Arena::new(4 * groups as usize * layout.stride() as usize).unwrap();
         let mut options = StoreOptions::new(dir.path());
         options.backend = backend;
+        if backend == IoBackend::Auto {
+            // With threads that compute, and without anything in the background.
+            options.pool = Some(Arc::new(Pool::new(2)));
+        }
         options.buffered = matches!(medium, Medium::Cached);
         adjust(&mut options);
         let store = Store::create(options, layout, &[Arc::clone(&arena)]).unwrap();
         let caps = store.capabilities();
-        assert_eq!(caps.backend == "pread", matches!(backend, IoBackend::Pread));
+        assert_eq!(caps.backend == "io_uring", backend == IoBackend::Uring);
+        assert_eq!(caps.background, backend != IoBackend::Auto);
         assert!(!caps.direct || matches!(medium, Medium::Direct));
         Some(Self { store, arena, layout, dir })
     }
@@ -372,7 +378,8 @@ contract!(
     Uring Tmpfs as uring_tmpfs,
     Pread Direct as pread_direct,
     Pread Cached as pread_cached,
-    Pread Tmpfs as pread_tmpfs;
+    Pread Tmpfs as pread_tmpfs,
+    Auto Tmpfs as inline_tmpfs;
     [
         reads_back_bit_for_bit,
         merges_extents_and_gaps,

@@ -4,8 +4,11 @@ use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::{Arc, Once};
 
+use forebay_kernels::Pool;
+
 use super::device::{Device, Regions};
 use super::faulty::{FaultCounts, FaultOptions, Faulty};
+use super::inline::InlineDevice;
 use super::pread::PreadDevice;
 use super::throttle::Throttled;
 use super::uring::UringDevice;
@@ -14,8 +17,8 @@ use super::{Alignment, DiskClass, StoreError, UnknownName};
 /// How the file is read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
-    /// io_uring where it works, found by trying; the pool otherwise, and on a file system in memory, whose reads io_uring gives to more kernel
-    /// threads than there are cores left.
+    /// io_uring where it works, found by trying; the pool otherwise. On a file system in memory, where a read is a copy, the threads that
+    /// compute make it themselves if they are given.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -43,6 +46,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) throttle: DiskClass,
     pub(crate) direct: bool,
     pub(crate) in_memory: bool,
+    /// The threads that compute.
+    pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) alignment: Alignment,
     pub(crate) faults: Option<(FaultOptions, FaultCounts)>,
 }
@@ -54,7 +59,7 @@ pub(crate) fn open_device(
     regions: &Regions,
     file_bytes: u64,
 ) -> Result<Box<dyn Device>, StoreError> {
-    let DeviceOptions { backend, throttle, direct, in_memory, alignment, faults } = options;
+    let DeviceOptions { backend, throttle, direct, in_memory, pool: workers, alignment, faults } = options;
     let ring = |file| -> Result<Box<dyn Device>, StoreError> {
         Ok(Box::new(UringDevice::new(file, regions.clone(), direct, alignment)?))
     };
@@ -65,19 +70,21 @@ pub(crate) fn open_device(
     let mut device = match backend {
         IoBackend::Pread => pool(file)?,
         IoBackend::Uring => ring(file)?,
-        IoBackend::Auto if in_memory => {
-            SAID.call_once(|| log::info!("store: pread pool (the file system is in memory)"));
-            pool(file)?
-        }
-        IoBackend::Auto => match ring(Arc::clone(&file)) {
-            Ok(device) => {
-                SAID.call_once(|| log::info!("store: io_uring"));
-                device
+        IoBackend::Auto => match workers {
+            Some(workers) if in_memory => {
+                SAID.call_once(|| log::info!("store: pread by the threads that compute (a file system in memory)"));
+                Box::new(InlineDevice::new(file, regions.clone(), workers, alignment))
             }
-            Err(e) => {
-                SAID.call_once(|| log::info!("store: pread pool ({e})"));
-                pool(file)?
-            }
+            _ => match ring(Arc::clone(&file)) {
+                Ok(device) => {
+                    SAID.call_once(|| log::info!("store: io_uring"));
+                    device
+                }
+                Err(e) => {
+                    SAID.call_once(|| log::info!("store: pread pool ({e})"));
+                    pool(file)?
+                }
+            },
         },
     };
     if let Some((options, counts)) = faults {

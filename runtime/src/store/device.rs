@@ -57,6 +57,8 @@ pub struct Capabilities {
     pub backend: &'static str,
     /// Transfers that may be in flight at once.
     pub depth: usize,
+    /// Whether transfers go on while nobody waits for them.
+    pub background: bool,
     /// Whether transfers bypass the page cache.
     pub direct: bool,
     /// What transfers must be aligned to.

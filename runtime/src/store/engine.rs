@@ -82,6 +82,7 @@ impl Store {
             throttle: options.throttle,
             direct: file.direct,
             in_memory: file.in_memory,
+            pool: options.pool.clone(),
             alignment: file.alignment,
             faults: options.faults.map(|faults| (faults, fault_counts.clone())),
         };
@@ -332,9 +333,11 @@ impl Store {
         if self.batches[at].unfinished > 0 {
             self.poll()?;
         }
+        let waited_from = Instant::now();
         self.wait_transfers(index)?;
         let busy = self.batches[at].last_finish;
-        let from = self.batches[at].submitted.max(self.busy_until);
+        let began = if self.capabilities().background { self.batches[at].submitted } else { waited_from };
+        let from = began.max(self.busy_until);
         self.stats.io_busy_seconds += busy.saturating_duration_since(from).as_secs_f64();
         self.busy_until = self.busy_until.max(busy);
         let mut result = self.batches[at].error.take().map_or(Ok(()), Err);

@@ -29,6 +29,7 @@ mod error;
 mod faulty;
 mod file;
 mod hold;
+mod inline;
 mod layout;
 mod options;
 mod plan;

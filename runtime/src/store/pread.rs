@@ -80,7 +80,7 @@ impl PreadDevice {
 }
 
 /// One system call; its result in io_uring's form.
-fn transfer(file: &OwnedFd, regions: &Regions, op: &IoOp) -> i32 {
+pub(super) fn transfer(file: &OwnedFd, regions: &Regions, op: &IoOp) -> i32 {
     let Ok(address) = regions.resolve(op.buffer) else { return -rustix::io::Errno::FAULT.raw_os_error() };
     let length = op.buffer.len as usize;
     let result = match op.kind {
@@ -139,6 +139,7 @@ impl Device for PreadDevice {
         Capabilities {
             backend: "pread",
             depth: POOL_DEPTH,
+            background: true,
             direct: self.direct,
             alignment: self.alignment,
             registered_buffers: false,

@@ -99,6 +99,7 @@ pub fn profile(
         throttle: options.throttle,
         direct: file.direct,
         in_memory: file.in_memory,
+        pool: None,
         alignment: file.alignment,
         faults: None,
     };

@@ -241,6 +241,7 @@ impl Device for UringDevice {
         Capabilities {
             backend: "io_uring",
             depth: RING_ENTRIES as usize,
+            background: true,
             direct: self.direct,
             alignment: self.alignment,
             registered_buffers: self.first_buffer.is_some(),
