@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{EXP2_4, EXP2_5, Kernel, Simd, one_plus};
+use super::{EXP2_5, Kernel, Simd, one_plus};
 
 /// Proof that the machine has AVX-512 F, BW, VL, DQ and VNNI, and AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -119,9 +119,5 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn exp2(self, x: __m512) -> __m512 {
         self.exp2_with(x, &EXP2_5)
-    }
-    #[inline(always)]
-    fn exp2_coarse(self, x: __m512) -> __m512 {
-        self.exp2_with(x, &EXP2_4)
     }
 }

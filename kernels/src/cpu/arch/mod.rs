@@ -103,16 +103,18 @@ pub(crate) trait Simd: Copy {
         exp2_with(self, x, &EXP2_5)
     }
 
-    /// `2^x` to 8e-6, for weights that are rounded to f16 anyway; else as [`Simd::exp2`].
+    /// `2^x` for `x` of at most 0, to 2e-4: for weights that are rounded to f16 anyway. 2^-126 below -126, NaN stays.
     #[inline(always)]
     fn exp2_coarse(self, x: Self::F) -> Self::F {
-        exp2_with(self, x, &EXP2_4)
+        let clamped = self.max(self.splat(-126.0), x);
+        let n = self.round(clamped);
+        self.scale_pow2(one_plus(self, self.sub(clamped, n), &EXP2_3), n)
     }
 }
 
 /// `(2^x - 1) / x` on [-1/2, 1/2], interpolated at Chebyshev nodes; lowest power first.
-pub(super) const EXP2_4: [f32; 4] = [0.693_136_75, 0.240_225_3, 0.055_838_283, 0.009_656_711];
-/// The same, one degree more.
+const EXP2_3: [f32; 3] = [std::f32::consts::LN_2, 0.242_035_33, 0.055_754_65];
+/// The same, two degrees more.
 pub(super) const EXP2_5: [f32; 5] = [std::f32::consts::LN_2, 0.240_223_5, 0.055_503_81, 0.009_666_368, 0.001_338_130_2];
 /// `(e^x - 1) / x` on [-ln 2 / 2, ln 2 / 2], the same way.
 const EXP_6: [f32; 6] = [1.0, 0.5, 0.166_665_05, 0.041_666_467, 0.008_369_149, 0.001_393_364_3];
