@@ -6,8 +6,9 @@ mod error;
 mod isa;
 mod quant;
 
+pub use cpu::activations::{Activations, Precision};
 pub use cpu::gemm::{GemmScratch, gemm};
-pub use cpu::gemv::{Activations, GemvJob, Precision, gemv};
+pub use cpu::gemv::{GemvJob, gemv};
 pub use cpu::pool::Pool;
 pub use cpu::{attention, convert, covariance, dense, norm, prefill_attention, rope, select, sketch};
 pub use dtype::{Weight, WeightType};

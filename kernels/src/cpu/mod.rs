@@ -1,5 +1,6 @@
 //! The CPU backend.
 
+pub mod activations;
 mod arch;
 pub mod attention;
 pub mod convert;

@@ -1,7 +1,8 @@
 //! Dot products in f32: float weights, and quantised weights that are decoded first.
 
-use super::{RowDot, RowShape, Simd};
-use crate::cpu::gemv::Activations;
+use super::Simd;
+use super::row::{RowDot, RowShape};
+use crate::cpu::activations::Activations;
 
 /// Largest vector in bytes of f32.
 const VECTOR_BYTES_MAX: usize = 64;

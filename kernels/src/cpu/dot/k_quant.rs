@@ -1,7 +1,8 @@
 //! Integer dot products of the K-quants: blocks of 256 weights, sub-blocks of 32 with their own small integer scale.
 
-use super::{BLOCK, GROUP_MAX, PIECE, RowDot, RowShape, Simd};
-use crate::cpu::gemv::Activations;
+use super::row::{RowDot, RowShape};
+use super::{BLOCK, GROUP_MAX, PIECE, Simd};
+use crate::cpu::activations::Activations;
 use crate::quant::k_scales;
 
 /// Sub-blocks of 32 weights in a block.

@@ -3,6 +3,7 @@
 pub(crate) mod float;
 pub(crate) mod k_quant;
 pub(crate) mod quant32;
+pub(crate) mod row;
 pub(crate) mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +14,6 @@ pub(crate) mod avx512;
 pub(crate) mod neon;
 
 use crate::Isa;
-use crate::cpu::gemv::Activations;
 
 /// Most pieces in a vector of any instruction set.
 pub(crate) const GROUP_MAX: usize = 4;
@@ -126,35 +126,6 @@ pub(crate) trait Simd: Copy {
 pub(crate) trait Kernel {
     /// Must be `#[inline(always)]`, so that it is compiled with the instructions of `S`.
     fn run<S: Simd>(self, simd: S);
-}
-
-/// Where the rows of a product lie.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowShape {
-    /// Weights in a row.
-    pub(crate) cols: usize,
-    /// Bytes of a row.
-    pub(crate) row_bytes: usize,
-    /// How far ahead of what is read now the next cache lines are asked for, in bytes.
-    pub(crate) prefetch: usize,
-}
-
-/// Dot products of a few rows of one weight format with a few rows of activations.
-pub(crate) trait RowDot: Copy {
-    /// `[R][N]` dot products of the `R` rows at `w` with activation rows `first..first + N`. The bits of each do not depend on `R`
-    /// and `N`.
-    ///
-    /// # Safety
-    ///
-    /// `R` rows of `shape` are readable at `w`; `x` has those rows, `shape.cols` long, quantised for `S` if the format needs that.
-    unsafe fn dots<S: Simd, const R: usize, const N: usize>(
-        self,
-        simd: S,
-        w: *const u8,
-        shape: RowShape,
-        x: &Activations,
-        first: usize,
-    ) -> [[f32; N]; R];
 }
 
 /// Runs `kernel` on `isa`, or on the scalar twin if the machine does not have it.

@@ -1,7 +1,8 @@
 //! Integer dot products of the formats with one scale for 32 weights: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0.
 
-use super::{BLOCK, GROUP_MAX, PIECE, RowDot, RowShape, Simd};
-use crate::cpu::gemv::Activations;
+use super::row::{RowDot, RowShape};
+use super::{BLOCK, GROUP_MAX, PIECE, Simd};
+use crate::cpu::activations::Activations;
 
 /// Where a format keeps the codes of a block of 32 weights. Every block starts with the f16 scale, and is longer than 4 bytes.
 pub(crate) trait Block32 {
