@@ -103,6 +103,9 @@ pub struct MemoryArgs {
     /// Memory that prefill may take besides; a longer prompt goes through in parts
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     pub prefill_memory: u64,
+    /// Most bytes that may be written to the store, which is flash that wears [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub write_budget: Option<u64>,
     /// Replace single settings of the KV tiers, for example group=8,rank=48,sketch=i4
     #[arg(long = "set", value_name = "KEY=VALUE,..", default_value = "")]
     pub overrides: String,
@@ -116,6 +119,7 @@ impl MemoryArgs {
             kv_memory: self.kv_memory.unwrap_or(KvMemory::Default),
             prefill_memory: self.prefill_memory,
             overrides: self.overrides.clone(),
+            write_budget: self.write_budget,
             ..SessionOptions::new(capacity)
         }
     }

@@ -62,6 +62,7 @@ impl From<Error> for Failure {
                 | StoreError::DirNotWritable { .. }
                 | StoreError::Setup { .. }
                 | StoreError::NoSpace { .. }
+                | StoreError::WriteBudget { .. }
                 | StoreError::Backend { .. },
             ) => Failure::Usage(text),
             _ => Failure::Fault(text),

@@ -76,6 +76,8 @@ pub struct SessionOptions {
     pub prefill_memory: u64,
     /// `key=value` pairs that replace single settings of the tiers.
     pub overrides: String,
+    /// Bytes that the session may write to its store in all; flash wears. A prompt or a step that would exceed it is an error before it begins.
+    pub write_budget: Option<u64>,
 }
 
 impl SessionOptions {
@@ -90,6 +92,7 @@ impl SessionOptions {
             kv_memory: KvMemory::Default,
             prefill_memory: Self::DEFAULT_PREFILL_MEMORY,
             overrides: String::new(),
+            write_budget: None,
         }
     }
 }
@@ -217,6 +220,7 @@ impl Engine {
         layout: &GroupLayout,
         groups: usize,
         plan_groups: usize,
+        write_budget_bytes: Option<u64>,
         arenas: &[Arc<Arena>],
     ) -> Result<Store> {
         let c = self.model().config();
@@ -228,6 +232,7 @@ impl Engine {
             checksums: self.options.verify,
             pool: Some(self.transformer.shared_pool()),
             plan_groups_max: plan_groups,
+            write_budget_bytes,
             ..StoreOptions::new(&self.options.store_dir)
         };
         let alignment = store::probe(&self.options.store_dir)?;
@@ -296,7 +301,8 @@ impl Engine {
             let (given, smallest) = (room.budget, plan.kv_bytes());
             return Err(Error::Budget { given, smallest, context: capacity, policy: policy.name() });
         }
-        Ok(SessionParts { policy, config, plan, capacity, prefill_chunk })
+        let write_budget = options.write_budget;
+        Ok(SessionParts { policy, config, plan, capacity, prefill_chunk, write_budget })
     }
 }
 

@@ -74,11 +74,12 @@ pub(crate) struct SessionParts {
     pub plan: MemoryPlan,
     pub capacity: usize,
     pub prefill_chunk: usize,
+    pub write_budget: Option<u64>,
 }
 
 impl Session {
     pub(crate) fn new(engine: Arc<Engine>, parts: SessionParts) -> Result<Session> {
-        let SessionParts { policy, config, plan, capacity, prefill_chunk } = parts;
+        let SessionParts { policy, config, plan, capacity, prefill_chunk, write_budget } = parts;
         let shape = engine.shape();
         let cache = match &config {
             None => {
@@ -88,7 +89,7 @@ impl Session {
             Some(config) => {
                 let alignment = engine.alignment()?;
                 let open = |layout: &_, groups, plan_groups, arenas: &[_]| {
-                    engine.open_store(layout, groups, plan_groups, arenas)
+                    engine.open_store(layout, groups, plan_groups, write_budget, arenas)
                 };
                 KvCache::Tiered(Box::new(TieredCache::new(
                     shape,
@@ -200,6 +201,9 @@ impl Session {
         if self.tokens.len() + tokens.len() > self.capacity {
             let requested = self.tokens.len() + tokens.len();
             return Err(Error::ContextFull { requested, context: self.capacity });
+        }
+        if let KvCache::Tiered(tier) = &self.cache {
+            tier.check_write_budget(tokens.len())?;
         }
         let start = Instant::now();
         let outcome = self.run_prefill(tokens, progress, each);

@@ -132,6 +132,29 @@ fn a_small_selection_differs_from_the_full_cache() {
     assert!(difference(exact.logits(), small.logits()) > 100.0 * SAME);
 }
 
+/// What would write too much is refused before anything happens, and the session goes on as far as its budget reaches.
+#[test]
+fn a_write_budget_holds_for_prompts_and_steps() {
+    let fixture = Fixture::new();
+    let engine = fixture.engine(|_| {});
+    let set = "group=4,rank=8,sketch_pool=1,selected_groups=12,reuse_groups=0,window=8";
+    let text = tokens(200);
+    let mut free = engine.session(&forebay(200, set)).unwrap();
+    prefill(&mut free, &text[..80]);
+    let budget = free.stats().disk_bytes_written;
+    let limited = SessionOptions { write_budget: Some(budget), ..forebay(200, set) };
+    let mut session = engine.session(&limited).unwrap();
+    let error = session.prefill(&text[..120], &mut |_| true).unwrap_err().to_string();
+    assert!(error.contains("write budget") && session.tokens().is_empty(), "{error}");
+    prefill(&mut session, &text[..80]);
+    assert_eq!(session.stats().disk_bytes_written, budget);
+    text[80..83].iter().for_each(|&token| session.step(token).unwrap());
+    // The fourth token completes a group, which there is no budget to write.
+    let error = session.step(text[83]).unwrap_err().to_string();
+    assert!(error.contains("write budget") && session.tokens().len() == 83, "{error}");
+    assert_eq!(session.stats().disk_bytes_written, budget);
+}
+
 /// Groups that are predicted to get next to no attention are not read.
 #[test]
 fn a_floor_saves_reads() {

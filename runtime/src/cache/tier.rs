@@ -163,6 +163,13 @@ impl TieredCache {
         self.adapters.first().and_then(|a| a.as_ref()).map(|a| a.kind)
     }
 
+    /// Errors where the groups that `count` more tokens complete would exceed the store's write budget.
+    pub fn check_write_budget(&self, count: usize) -> Result<()> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let groups = (self.tokens + count) / self.sizes.layout.group - self.group_now();
+        Ok(store.check_write_budget((groups * self.shape.layers * self.sizes.layout.stride) as u64)?)
+    }
+
     /// Forgets all tokens.
     pub fn reset(&mut self) {
         self.drain();

@@ -486,16 +486,21 @@ impl Store {
         }
     }
 
-    fn charge(&mut self, bytes: u64) -> Result<(), StoreError> {
-        let total = self.bytes_submitted.saturating_add(bytes);
-        if total > self.write_budget_bytes {
+    /// Errors where `bytes` more would exceed the write budget.
+    pub fn check_write_budget(&self, bytes: u64) -> Result<(), StoreError> {
+        if self.bytes_submitted.saturating_add(bytes) > self.write_budget_bytes {
             return Err(StoreError::WriteBudget {
                 wanted_bytes: bytes,
                 written_bytes: self.bytes_submitted,
                 budget_bytes: self.write_budget_bytes,
             });
         }
-        self.bytes_submitted = total;
+        Ok(())
+    }
+
+    fn charge(&mut self, bytes: u64) -> Result<(), StoreError> {
+        self.check_write_budget(bytes)?;
+        self.bytes_submitted = self.bytes_submitted.saturating_add(bytes);
         Ok(())
     }
 
