@@ -202,9 +202,7 @@ impl Session {
             let requested = self.tokens.len() + tokens.len();
             return Err(Error::ContextFull { requested, context: self.capacity });
         }
-        if let KvCache::Tiered(tier) = &self.cache {
-            tier.check_write_budget(tokens.len())?;
-        }
+        self.cache.check_write_budget(tokens.len())?;
         let start = Instant::now();
         let outcome = self.run_prefill(tokens, progress, each);
         if outcome.is_err() {
@@ -298,6 +296,7 @@ impl Session {
         if self.tokens.len() >= self.capacity {
             return Err(Error::ContextFull { requested: self.tokens.len() + 1, context: self.capacity });
         }
+        self.cache.check_write_budget(1)?;
         let start = Instant::now();
         let outcome = self.run_step(token);
         self.stats.decode_seconds += start.elapsed().as_secs_f64();

@@ -53,6 +53,14 @@ impl KvCache {
         each!(self, c => c.pieces_max())
     }
 
+    /// Errors where `count` more tokens would write more than the store's budget.
+    pub fn check_write_budget(&self, count: usize) -> Result<()> {
+        match self {
+            KvCache::Full(_) => Ok(()),
+            KvCache::Tiered(tier) => tier.check_write_budget(count),
+        }
+    }
+
     /// Forgets all tokens.
     pub fn reset(&mut self) {
         each!(self, c => c.reset())

@@ -370,12 +370,7 @@ impl Store {
         let mut found = std::mem::take(&mut self.found);
         let counted = self.checksums(index, &mut found);
         self.stats.checksum_seconds += start.elapsed().as_secs_f64();
-        let mut result = counted;
-        for (i, &found) in found.iter().enumerate() {
-            if result.is_ok() {
-                result = self.compare(index, i, found);
-            }
-        }
+        let result = counted.and_then(|()| (0..found.len()).try_for_each(|i| self.compare(index, i, found[i])));
         self.found = found;
         result
     }

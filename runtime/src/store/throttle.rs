@@ -228,7 +228,8 @@ impl Device for Throttled {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        // The modelled disk goes on by itself, whatever stands in for it.
+        Capabilities { background: true, ..self.inner.capabilities() }
     }
 }
 

@@ -41,22 +41,6 @@ macro_rules! memory_methods {
     )* };
 }
 
-impl Avx512 {
-    /// `2^x` with the scaling instruction, which takes care of the range.
-    #[inline(always)]
-    fn exp2_with<const N: usize>(self, x: __m512, c: &[f32; N]) -> __m512 {
-        // Bounds keep x - n finite; below -126 the scaling would make denormals, which the documented cut removes.
-        let x = self.min(self.splat(127.0), self.max(self.splat(-200.0), x));
-        let n = self.round(x);
-        let p = one_plus(self, self.sub(x, n), c);
-        // SAFETY: a value of `Self` proves the instruction set.
-        unsafe {
-            let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
-            _mm512_maskz_scalef_ps(normal, p, n)
-        }
-    }
-}
-
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const DOT_VECTORS: usize = 4;
@@ -116,8 +100,17 @@ impl Simd for Avx512 {
         to_f32(v: __m512i) -> __m512 { _mm512_cvtepi32_ps(v) }
     }
 
+    /// With the scaling instruction, which takes care of the range.
     #[inline(always)]
     fn exp2(self, x: __m512) -> __m512 {
-        self.exp2_with(x, &EXP2_5)
+        // Bounds keep x - n finite; below -126 the scaling would make denormals, which the documented cut removes.
+        let x = self.min(self.splat(127.0), self.max(self.splat(-200.0), x));
+        let n = self.round(x);
+        let p = one_plus(self, self.sub(x, n), &EXP2_5);
+        // SAFETY: a value of `Self` proves the instruction set.
+        unsafe {
+            let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
+            _mm512_maskz_scalef_ps(normal, p, n)
+        }
     }
 }

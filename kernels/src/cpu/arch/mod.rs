@@ -100,7 +100,10 @@ pub(crate) trait Simd: Copy {
     /// `2^x` to 3e-7; 0 below -126, 2^127 from 127 on, NaN stays.
     #[inline(always)]
     fn exp2(self, x: Self::F) -> Self::F {
-        exp2_with(self, x, &EXP2_5)
+        let limit = self.splat(-126.0);
+        let clamped = self.min(self.splat(127.0), self.max(limit, x));
+        let n = self.round(clamped);
+        self.zero_below(self.scale_pow2(one_plus(self, self.sub(clamped, n), &EXP2_5), n), x, limit)
     }
 
     /// `2^x` for `x` of at most 0, to 2e-4: for weights that are rounded to f16 anyway. 2^-126 below -126, NaN stays.
@@ -129,15 +132,6 @@ pub(super) fn one_plus<S: Simd, const N: usize>(s: S, x: S::F, c: &[f32; N]) -> 
         p = s.fma(p, x, s.splat(c[i]));
     }
     s.fma(p, x, s.splat(1.0))
-}
-
-#[inline(always)]
-fn exp2_with<S: Simd, const N: usize>(s: S, x: S::F, c: &[f32; N]) -> S::F {
-    let limit = s.splat(-126.0);
-    let clamped = s.min(s.splat(127.0), s.max(limit, x));
-    let n = s.round(clamped);
-    let p = one_plus(s, s.sub(clamped, n), c);
-    s.zero_below(s.scale_pow2(p, n), x, limit)
 }
 
 /// `e^x` to 2e-7; 0 below -87.3, 2.4e38 above 88.3, NaN stays.
